@@ -5,8 +5,10 @@ Series of references come first: two items of one list differ only in their inde
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
+import linecache
 import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
@@ -104,19 +106,20 @@ def _held_from(cut: Edge | None, edges: Sequence[Edge]) -> Hashable:
 
 
 def _looped(cut: Edge | None, cycle: Sequence[Edge]) -> Hashable:
-    """Return the reference to cut with the functions in the loop, or else its owner.
+    """Return the reference to cut with the function that stores it, or with the functions in the loop, or its owner.
 
-    A method of a base class makes the same loop in every subclass: its objects differ in class, not in cause.
+    A method of a base class makes the same loop in every subclass: its objects differ in class, not in cause. One line
+    may store a method of each subclass.
     """
     if cut is None:
         return EdgeKind.C_CODE.name
     if cut.kind.row.is_nameless:
         return tuple(sorted({repr(_edge(edge)) for edge in cycle}))
+    if cut.kind is EdgeKind.ATTRIBUTE and cut.file is not None and cut.line is not None:
+        return cut.kind.name, cut.name, _portable(cut.file), _function_at(cut.file, cut.line)
     functions = sorted({repr(place) for edge in cycle for place in _functions(edge)})
     if functions:
         return cut.kind.name, cut.name, tuple(functions)
-    if cut.kind is EdgeKind.ATTRIBUTE and cut.line is not None:  # the line that assigns it, for any subclass
-        return cut.kind.name, cut.name, _portable(cut.file)
     return _edge(cut)
 
 
@@ -141,6 +144,32 @@ def _vertex(vertex: Vertex | None) -> Hashable:
     if vertex.kind is VertexKind.MODULE:  # a module that each call makes has a number in its name
         name = _NUMBERS.sub("*", name)
     return vertex.kind.name, name, _portable(vertex.file), _vertex(vertex.inner)
+
+
+def _function_at(file: str, line: int) -> str:
+    """Return the qualified name of the function around a line: unlike the line, it outlives edits of other code."""
+    around = [(first, name) for first, last, name in _scopes(file) if first <= line <= last]
+    return max(around)[1] if around else ""
+
+
+@functools.lru_cache(maxsize=128)
+def _scopes(file: str) -> tuple[tuple[int, int, str], ...]:
+    """Return the classes and functions of a file: the first line, the last line and the qualified name of each."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):  # no Python file
+        return ()
+    found: list[tuple[int, int, str]] = []
+    todo: list[tuple[ast.AST, str]] = [(tree, "")]
+    while todo:
+        node, outer = todo.pop()
+        for child in ast.iter_child_nodes(node):
+            name = outer
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                name = f"{outer}.{child.name}" if outer else child.name
+                found.append((child.lineno, child.end_lineno or child.lineno, name))
+            todo.append((child, name))
+    return tuple(found)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from memwatch.heap.pause import collect
 from memwatch.heap.roots import count_hidden_callbacks_at_exit
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import quiet, storage_of
+from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import (
     Diagnosis,
@@ -37,6 +37,7 @@ from memwatch.leaks.diagnose import (
     diagnose,
     explain_unreachable,
     ids_behind,
+    is_one_shown,
     storages_of,
 )
 from memwatch.leaks.excuses import Exemptions, unbalanced
@@ -71,6 +72,7 @@ class NearbySearch(HolderSearch):
     Attributes:
         rest: the survivors that this does not explain.
         deep: True if something that gc does not show, such as a numpy array, holds one of them.
+        may_be_in_c: the ids of the survivors above which there are tensors at most, which C++ may hold.
         young: the ids of the young objects.
     """
 
@@ -80,6 +82,7 @@ class NearbySearch(HolderSearch):
         super().__init__(owned, exempt, [], per_call=False, known=known)
         self.rest: list[NewStorage] = []
         self.deep = False
+        self.may_be_in_c: set[int] = set()
         self._new: set[int] = set()
 
     def explain(self) -> Diagnosis:
@@ -102,6 +105,17 @@ class NearbySearch(HolderSearch):
             else:
                 self.rest.append(made)
         return diagnosis
+
+    def rest_is_in_c(self) -> bool:
+        """Return True if the rest is of the sorts that C++ alone is known to hold, and gc shows no holder of it."""
+        if not all(id(made) in self.may_be_in_c for made in self.rest):
+            return False
+        if not self._known.are_held_by_c(self.rest):
+            return False
+        storages = set(map(id, storages_of(self.rest)))
+        with quiet():
+            over = [tensor for tensor in _all_tensors() if id(storage_of(tensor)) in storages]
+        return not is_one_shown(over)
 
     def _is_known(self, guess: Survivor) -> bool:
         """Return True for a storage on a known path or in a known loop with references that gc does not see."""
@@ -137,6 +151,8 @@ class NearbySearch(HolderSearch):
                 # else no tensor that gc lists has it
                 is_shown = bool(above) and all(map(gc.is_tracked, above))
                 self.deep = self.deep or not (loop.positions or is_shown)
+                if not loop.positions and all(map(is_tensor, above)):
+                    self.may_be_in_c.add(id(made))
                 yield explain_unreachable(snapshot, loops, (loop, way), made)
             elif reached.past_state.reaches(position):
                 way = reached.past_state.path(position)
@@ -426,6 +442,10 @@ class _Block:
         """Search nearby first, and through the whole heap only for the remaining survivors."""
         nearby = NearbySearch(survivors, self.exempt, self._known)
         diagnosis = nearby.explain()
+        by_c_alone = autocast_depth() > self._autocast_depth
+        arguments = count_hidden_callbacks_at_exit() > self._callbacks_at_exit
+        if not (by_c_alone or arguments) and nearby.rest_is_in_c():
+            return diagnosis
         far = diagnose(
             nearby.rest,
             self.exempt,
@@ -435,10 +455,10 @@ class _Block:
             deep=nearby.deep,
             threads=self._threads.started(),
         )
-        far.tell_kinds(
-            by_c_alone=autocast_depth() > self._autocast_depth,
-            arguments=count_hidden_callbacks_at_exit() > self._callbacks_at_exit,
-        )
+        unreachable = {id(survivor.storage) for survivor in far.unreachable}
+        far.tell_kinds(by_c_alone=by_c_alone, arguments=arguments)
+        unreachable -= {id(survivor.storage) for survivor in far.unreachable}
+        self._known.learn_held_by_c(made for made in nearby.rest if made.alive and id(made) in unreachable)
         self._known.learn_loops(far.unreachable)
         diagnosis.retained += far.retained
         diagnosis.unreachable += far.unreachable

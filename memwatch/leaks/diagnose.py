@@ -215,7 +215,7 @@ def is_hidden(storages: Sequence[NewStorage]) -> bool:
     """
     storage = storages[-1].ref() if storages else None
     tensors = [] if storage is None else _young_over(storage)
-    return bool(tensors) and not _is_one_shown(tensors)
+    return bool(tensors) and not is_one_shown(tensors)
 
 
 def _young_over(storage: Any) -> list[Any]:
@@ -227,7 +227,8 @@ def _young_over(storage: Any) -> list[Any]:
         return [tensor for tensor in young if storage_of(tensor) is storage]
 
 
-def _is_one_shown(tensors: list[Any]) -> bool:
+def is_one_shown(tensors: list[Any]) -> bool:
+    """Return True if gc shows a holder of some tensors outside memwatch and this list."""
     referrers = [obj for obj in gc.get_referrers(*tensors) if obj is not tensors]
     return any(type(obj) is not FrameType or not is_own_code(obj.f_code) for obj in referrers)
 

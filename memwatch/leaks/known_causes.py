@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.tensors import use_count_of
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.class_checks import is_a
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from memwatch.leaks.leak import Leak
+    from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.survivor import Survivor
 
 
@@ -88,6 +91,7 @@ class KnownCauses:
     def __init__(self) -> None:
         self._ways: dict[tuple[int, ...], None] = {}
         self._loops: set[object] = set()
+        self._held_by_c: Counter[Hashable] = Counter()
         self.names = FilledNames()
         self.slots = Slots()
         self.told: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}
@@ -111,6 +115,17 @@ class KnownCauses:
         """Remember the loops through autograd that keep storages for ever."""
         looped = (survivor for survivor in survivors if survivor.kind is LeakKind.UNCOLLECTABLE)
         self._loops.update(survivor.key for survivor in looped)
+
+    def learn_held_by_c(self, storages: Iterable[NewStorage]) -> None:
+        """Remember the storages of one block that C++ alone holds, and that were not reported for that."""
+        self._held_by_c |= Counter(map(_sort_in_c, storages))
+
+    def are_held_by_c(self, storages: Iterable[NewStorage]) -> bool:
+        """Return True if storages are of the same sorts as those that C++ held after one block, and no more of each.
+
+        `torch.jit.trace` leaves two numbers in C++ on each call, for ever.
+        """
+        return Counter(map(_sort_in_c, storages)) <= self._held_by_c
 
     def note_told(self, leak: Leak, survivors: Iterable[Survivor]) -> None:
         """Remember the storages of a leak that a live root holds, weakly: it may let go of them yet."""
@@ -139,6 +154,11 @@ class KnownCauses:
                 root.entries.append(Held(EdgeKind.MODULE, name, module))
                 found.update((id(obj), obj) for obj in objects)
         return ([root], list(found.values())) if found else ([], [])
+
+
+def _sort_in_c(made: NewStorage) -> Hashable:
+    storage = made.ref()
+    return made.size, made.site, made.caller, None if storage is None else use_count_of(storage)
 
 
 def is_optimizer(obj: object) -> bool:

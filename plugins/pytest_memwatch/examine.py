@@ -181,7 +181,8 @@ class Examination:
         self._saved_bytes = saved_bytes
         self._noted_ops: int | None = None
         self._may_have_grown = False
-        self._left: list[weakref.ref[Any]] = []  # the storages of the leaks that a live root keeps
+        # the storages that a live root keeps, by the cause of their leak
+        self._left: dict[str, list[weakref.ref[Any]]] = {}
         self._repeated = _Repeated()
         self._failing_run = 0  # the first run with a subtest that failed
         if checks.allowed:
@@ -232,12 +233,17 @@ class Examination:
     def may_be_emptied(self) -> bool:
         """Whether the test failed only because live objects keep tensors, without asking for the check."""
         is_leak = self.data["failed"] == "leak" and self.checks.single_pass
-        return is_leak and bool(self._left) and all(leak["kind"] == "retained" for leak in self.data["leaks"])
+        return is_leak and any(self._left.values()) and all(leak["kind"] == "retained" for leak in self.data["leaks"])
 
     @property
     def is_emptied(self) -> bool:
         """Whether all that such a test left is free by now."""
-        return all(ref() is None for ref in self._left)
+        return all(ref() is None for refs in self._left.values() for ref in refs)
+
+    def is_freed(self, cause: str) -> bool:
+        """Return True if all that the test left by one cause, and that a live root kept, is free by now."""
+        refs = self._left.get(cause, [])
+        return bool(refs) and all(ref() is None for ref in refs)
 
     def close(self) -> None:
         """Note the figures of a body that failed by itself."""
@@ -294,7 +300,7 @@ class Examination:
             check.__exit__(None, None, None)
         except TensorLeakError as error:
             self.leaks = error.leaks
-            self._left = [ref for cause, refs in known.told.items() for ref in refs[before.get(cause, 0) :]]
+            self._left = {cause: refs[before.get(cause, 0) :] for cause, refs in known.told.items()}
         self._may_have_grown, self._noted_ops = check.may_have_grown, check.noted_ops
         self.data["check"] = "single pass"
 
@@ -308,12 +314,13 @@ class Examination:
             _line_search().learn(real, noted_ops=self._noted_ops, may_have_grown=self._may_have_grown)
         too_high = self._peak_failure()
         if too_high and self.measurement is not None:
+            self.data["above_limit"] = too_high
             self.sections.append((PEAK_SECTION, peak_section(self.data)))
         avoidable = self._avoidable()
         if avoidable:
             self.sections.append((FINDINGS_SECTION, findings_section(avoidable, self.data)))
         if real:
-            self._fail_for_leaks(real)
+            self._fail_for_leaks(real, too_high)
         if too_high:
             self.data["failed"], self.sentence = "peak", too_high
             self.error = PeakError(too_high)
@@ -328,12 +335,14 @@ class Examination:
             describe(measurement, top=self._settings.top, stack_depth=self._settings.stack_depth)
         )
 
-    def _fail_for_leaks(self, leaks: list[Leak]) -> None:
+    def _fail_for_leaks(self, leaks: list[Leak], too_high: str) -> None:
         __tracebackhide__ = True
         from memwatch.leaks import TensorLeakError
 
         self.sections.insert(0, (LEAK_SECTION, leak_section(leaks)))
         self.data["failed"], self.sentence = "leak", leak_sentence(leaks)
+        if too_high:
+            self.sentence += f"\n{too_high}"
         self.error = TensorLeakError(leaks)
         raise self.error
 

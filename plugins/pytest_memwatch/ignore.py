@@ -120,7 +120,8 @@ _WRITTEN: Final = frozenset(
     }
 )
 """References that stand in the code of the file they name."""
-_BUILT_BY_CLASS: Final = ("property", "getset_descriptor")
+_FIXED: Final = (EdgeKind.CLASS_OF, EdgeKind.GRAD_FN)
+_BUILT_BY_CLASS: Final = ("property", "getset_descriptor", "staticmethod", "classmethod")
 
 
 def kept_by_cache(leak: Leak) -> bool:
@@ -149,11 +150,28 @@ def made_by_machinery(leak: Leak) -> bool:
     that call's frames until gc comes by (torch.fx does, on the first optimizer step of a process).
     `torch.jit.script` and `torch.utils._pytree` define functions or classes on each call that refer to themselves, and
     a module that `torch.fx` traces refers to its graph, which refers to the module.
+
+    If C++ holds a class that `torch.compile` defined for one call, gc cannot free the loops through the class. They
+    are torch's own if nothing but the code of torch's classes and functions closes them.
     """
+    cycle = leak.edges[: leak.cycle_length]
+    if leak.kind == "uncollectable":
+        return all(map(_is_fixed_in_code, cycle)) and _written_by_torch(cycle)
     if leak.kind != "cycle":
         return False
-    cycle = leak.edges[: leak.cycle_length]
     return any(map(_is_tool, _ends(cycle))) or _written_by_torch(cycle)
+
+
+def _is_fixed_in_code(edge: Edge) -> bool:
+    """Return True for a reference that no other code can make or end.
+
+    It belongs to a class, a function, a tuple, or the graph that the call made. A hook, an attribute of an object and
+    an entry of another container are the work of any code.
+    """
+    owner = "" if edge.owner is None else edge.owner.name
+    is_part = edge.kind is EdgeKind.ATTRIBUTE and not _set_anywhere(edge)
+    is_of_tuple = edge.kind is EdgeKind.ITEM and owner.partition(" ")[0] == "tuple"
+    return is_part or is_of_tuple or edge.kind in _WRITTEN or edge.kind in _FIXED
 
 
 def _is_tool(vertex: Vertex) -> bool:

@@ -3,7 +3,8 @@
 The report of a test that left tensors in a registry may have to wait for the next test's setup. Some suites clear their
 registries at the start of each test (`pyro.clear_param_store()` in `setup_method`), others in the teardown of a
 fixture. The body of a test has ended by then, and its report is due. So pytest is given a report that nobody shows or
-counts, and the real one follows: passed if all the tensors are free by then, else failed.
+counts, and the real one follows: passed if all the tensors are free by then, else failed. The report of a test whose
+tensors caches or names keep waits too, because the end of `monkeypatch` may free them.
 """
 
 from __future__ import annotations
@@ -165,6 +166,9 @@ class Postponed:
         examination: Examination,
     ) -> pytest.TestReport:
         """Return the report to give to pytest now: an uncounted one if the verdict has to wait."""
+        if report.passed and examination.data.get("kept"):
+            self._waiting.append(_Verdict(item, report, examination))
+            return uncounted(report)
         if not report.failed or not examination.may_be_emptied:
             return report
         error = None if call.excinfo is None else call.excinfo.value
@@ -202,17 +206,33 @@ class Postponed:
     def _judge(self) -> None:
         waiting, self._waiting = self._waiting, []
         for item, report, examination in waiting:
-            if examination.is_emptied:
-                _pass(report)
+            if report.failed and examination.is_emptied:
+                _forget_leaks(report)
+            _move_freed(report.memwatch, examination)  # type: ignore[attr-defined]
             with _as_current_item(item):
                 item.ihook.pytest_runtest_logreport(report=report)
 
 
-def _pass(report: pytest.TestReport) -> None:
+def _forget_leaks(report: pytest.TestReport) -> None:
+    """Let a test pass whose leaked tensors are free by now, unless its peak is too high as well."""
     data: dict[str, Any] = report.memwatch
-    data.update(failed=None, leaks=[], emptied=data["leaks"])
-    report.outcome, report.longrepr = "passed", None
+    too_high: str | None = data.get("above_limit")
+    data.update(failed="peak" if too_high else None, leaks=[], emptied=data["leaks"])
+    report.longrepr = too_high
+    if not too_high:
+        report.outcome = "passed"
     report.sections = [section for section in report.sections if section[0] != LEAK_SECTION]
+
+
+def _move_freed(data: dict[str, Any], examination: Examination) -> None:
+    """Move what caches and names no longer keep, such as a patch that is undone, to what fixtures freed."""
+    kept = data.pop("kept", [])
+    still = [leak for leak in kept if not examination.is_freed(leak["cause"])]
+    freed = [leak for leak in kept if leak not in still]
+    if still:
+        data["kept"] = still
+    if freed:
+        data.setdefault("emptied", []).extend(freed)
 
 
 @contextmanager

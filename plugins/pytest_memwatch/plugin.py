@@ -251,6 +251,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         baseline.name if baseline else None,
         config.stash[FREED],
         verbose=verbose,
+        failed=terminalreporter.stats.get("failed", []),
     )
     reasons = config.stash[NOT_WRITTEN]
     lines += [""] * bool(lines and reasons) + not_written_lines(reasons)

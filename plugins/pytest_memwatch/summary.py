@@ -52,7 +52,9 @@ MOST_SHORT: Final = 8
 SHOWN_TESTS: Final = 3  # of each cause, in the short summary
 MOST_FAILURE_LINES: Final = 36
 MOST_SUMMARY_TESTS: Final = 10
-"""Lines of failures, and of the short summary, that leaks may take. With those of the causes they make up 120 lines."""
+"""Lines of failures, and of the short summary, that leaks may take."""
+MOST_REPORT_LINES: Final = 120
+_OTHER_LINES: Final = 20  # pytest's titles, and the sections that follow the causes: a guess
 Folded = tuple["list[pytest.TestReport]", str]
 """The reports to show, and a line about those that are left out; empty if none is."""
 
@@ -81,7 +83,8 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
     single passes reported) and `freed` (how many of them were freed before the session ended).
 
     Each test has `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak", "findings" or null); figures in bytes
-    (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`); `top` (the lines that
+    (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`); `above_limit` (a sentence,
+    if the peak is above the limit or the baseline); `top` (the lines that
     allocated most), `findings`, `ignored_findings`, `leaks`, `ignored`, `small` (below the least size), `kept` (by
     caches), `emptied` (freed by fixtures before the next test), `machinery` (cycles of tools), `allowed` and `page`.
     Keys of figures that were not measured are absent.
@@ -109,14 +112,29 @@ def status(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
 
 
 def summary_lines(
-    results: Results, settings: Settings, baseline: str | None, freed: Freed, *, verbose: bool = False
+    results: Results,
+    settings: Settings,
+    baseline: str | None,
+    freed: Freed,
+    *,
+    verbose: bool = False,
+    failed: Sequence[pytest.TestReport] = (),
 ) -> list[str]:
-    """Return the lines of the summary. The list is empty if there are no results to show."""
+    """Return the lines of the summary. The list is empty if there are no results to show.
+
+    Args:
+        results: the results of the tests.
+        settings: the settings of the session.
+        baseline: the name of the baseline, if there is one.
+        freed: how many of the reported tensors were freed since.
+        verbose: True to show everything.
+        failed: the reports of failed tests; the lines that they leave unused show causes.
+    """
     parts = [
         _peaks(results, settings) if settings.measure else [],
         _comparison(results, baseline) if baseline is not None else [],
         _failures(results),
-        _cause_lines(results, freed, verbose=verbose),
+        _cause_lines(results, freed, _unused_lines(failed), verbose=verbose),
         _avoidable_lines(results, verbose=verbose),
         _small(results, settings),
         _noted(
@@ -186,7 +204,7 @@ def _comparison(results: Results, baseline: str) -> list[str]:
 
 def _failures(results: Results) -> list[str]:
     leaked = [node for node, row in results.items() if row["failed"] == "leak"]
-    peaked = [node for node, row in results.items() if row["failed"] == "peak"]
+    peaked = [node for node, row in results.items() if row["failed"] and "above_limit" in row]
     avoidable = [node for node, row in results.items() if row["failed"] == "findings"]
     parts = [f"{counted(len(leaked), 'test')} with leaked tensors"] * bool(leaked)
     parts += [f"{counted(len(peaked), 'test')} above the limit of the peak"] * bool(peaked)
@@ -289,7 +307,15 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     }
 
 
-def _cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
+def _unused_lines(failed: Sequence[pytest.TestReport]) -> int:
+    """Return how many lines of the report the failures and the short summary of leaks leave to the causes."""
+    leaks = [report for report in failed if _causes_alone(report)]
+    failures = sum(1 + _lines_of(report) for report in _one_failure_per_cause(leaks)[0])
+    short = len(_tests_of_each_cause(leaks)[0])
+    return max(0, MOST_REPORT_LINES - _OTHER_LINES - failures - short - MOST_LINES - MOST_SHORT)
+
+
+def _cause_lines(results: Results, freed: Freed, unused: int, *, verbose: bool) -> list[str]:
     """Return the causes as lines of the summary, each once; the list is empty if no test leaked."""
     causes = causes_of(results, freed)
     if not causes:
@@ -299,7 +325,7 @@ def _cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
     for number, cause in enumerate(causes):
         told = ["", *_lines_of_cause(cause, verbose=verbose)]
         if number and not verbose and len(lines) + len(told) > MOST_LINES:
-            return lines + _in_short(causes[number:])
+            return lines + _in_short(causes[number:], MOST_SHORT + unused)
         lines += told
     return lines
 
@@ -335,10 +361,11 @@ def _avoidable_lines(results: Results, *, verbose: bool) -> list[str]:
     return lines
 
 
-def _in_short(causes: list[dict[str, Any]]) -> list[str]:
-    """Return one line for each of a few causes, and one line for the others."""
-    more = len(causes) - MOST_SHORT
-    lines = ["", *map(_headline, causes[:MOST_SHORT])]
+def _in_short(causes: list[dict[str, Any]], most: int) -> list[str]:
+    """Return one line for each of the first causes, and one line for the others."""
+    most += len(causes) == most + 1  # the count of one cause would take as many lines
+    more = len(causes) - most
+    lines = ["", *map(_headline, causes[:most])]
     return (
         [*lines, f"and {_many(more, 'more cause')} (all of them with -v or --memwatch-json)"]
         if more > 0
@@ -540,5 +567,5 @@ def one_for_each_cause(reports: list[pytest.TestReport], most: int = 1) -> list[
 def _causes_alone(report: pytest.TestReport) -> set[str]:
     """Return the causes of a failure that shows nothing else: neither a traceback nor a peak."""
     data = getattr(report, "memwatch", None) or {}
-    only_memory = data.get("failed") in ("leak", "findings") and isinstance(report.longrepr, str)
-    return _causes(data) if only_memory else set()
+    is_alone = data.get("failed") in ("leak", "findings") and "above_limit" not in data
+    return _causes(data) if is_alone and isinstance(report.longrepr, str) else set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -38,9 +40,9 @@ def whole_heaps(monkeypatch):
     return taken
 
 
-def leaks_of(body, known):
+def leaks_of(body, known, *, sites=False):
     try:
-        with check_leaks(sites=False, known=known):
+        with check_leaks(sites=sites, known=known):
             body()
     except TensorLeakError as error:
         return error.leaks
@@ -177,3 +179,40 @@ def test_causes_of_two_functions_differ_and_of_one_are_equal():
     assert causes[0] == causes[1]
     assert causes[2] == causes[3]
     assert len({causes[0][0], causes[2][0], causes[4][0]}) == 3
+
+
+def traced():
+    def sums(x, n):
+        return [x, x * 2]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(sums, (torch.ones(1, 1, 64), torch.tensor(2)))
+
+
+@pytest.mark.parametrize("sites", [False, True])
+def test_what_c_alone_holds_is_searched_for_once(whole_heaps, sites):
+    """The check of a trace leaves two numbers in C++ each time."""
+    known = KnownCauses()
+    assert leaks_of(traced, known, sites=sites) == []
+    first = len(whole_heaps)
+    for _ in range(3):
+        assert leaks_of(traced, known, sites=sites) == []
+    assert len(whole_heaps) == first
+
+
+def test_more_than_c_is_known_to_hold_is_searched_for():
+    """A leak of the same size is reported, beside such numbers and alone."""
+    known = KnownCauses()
+    assert leaks_of(traced, known) == []
+
+    def traced_and_kept():
+        traced()
+        KEPT.append(torch.tensor(2))
+
+    def kept():
+        KEPT.append(torch.tensor(2))
+
+    for body in (kept, traced_and_kept):
+        [leak] = leaks_of(body, known)
+        assert "KEPT" in leak.holder

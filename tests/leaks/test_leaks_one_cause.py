@@ -253,3 +253,47 @@ def test_two_lists_of_a_thread_from_before_the_calls_are_two_causes():
     finally:
         tasks.put(None)
         thread.join()
+
+
+class Cell:
+    """A base class whose one line stores a method of each subclass, as norse's SNNRecurrentCell does."""
+
+    def __init__(self, fallback):
+        self.weight = torch.ones(64)
+        self.fallback = fallback
+
+
+class OtherCell:
+    def __init__(self, fallback):
+        self.weight = torch.ones(64)
+        self.fallback = fallback
+
+
+def subclasses_of(base):
+    class First(base):
+        def __init__(self):
+            super().__init__(self.initial)
+
+        def initial(self):
+            pass
+
+    class Second(base):
+        def __init__(self):
+            super().__init__(self.zeros)
+
+        def zeros(self):
+            pass
+
+    return First, Second
+
+
+FIRST, SECOND = subclasses_of(Cell)
+_, OTHER = subclasses_of(OtherCell)
+
+
+def test_a_line_of_a_base_class_that_stores_a_method_of_each_subclass_is_one_cause():
+    assert len(causes_of(lambda: [FIRST(), SECOND()])) == 1
+
+
+def test_lines_of_two_classes_that_store_an_attribute_of_one_name_are_two_causes():
+    assert len(causes_of(lambda: [FIRST(), OTHER()])) == 2

@@ -153,8 +153,8 @@ SHARED = """
     class Own:
         def __init__(self, n):
             self.values = torch.ones(50 + n)
-            setattr(self, f"me_{'abcdefghijklmnopqrstuvwxyz'[n]}", self)
-    @pytest.mark.parametrize("n", range(26))
+            setattr(self, f"me_{'abcdefghijklmnopqrstuvwxyz'[n % 26] * (1 + n // 26)}", self)
+    @pytest.mark.parametrize("n", range(40))
     def test_both(n): Shared(), Own(n)
     @pytest.mark.parametrize("n", range(20))
     def test_shared(n): Shared()
@@ -164,22 +164,34 @@ SHARED = """
 def test_a_suite_with_many_causes_has_a_report_of_120_lines(session):
     """The common cause is reported once, with the number of its tests. Others get a line each, then a count."""
     result = session(SHARED, "--memwatch-leaks=all")
-    result.assert_outcomes(failed=46)
+    result.assert_outcomes(failed=60)
     lines = result.stdout.lines
     assert len(lines) <= 120
     assert len([line for line in lines if line.startswith("cycle: ") and ".checked" in line]) == 1
     result.stdout.fnmatch_lines(
         [
-            "Test leaked * cycle through attribute .checked of Shared* (cause-*, 46 tests) (and 1 more)",
-            "Test leaked the same as *::test_both?0? (cause-*, 46 tests), and more",
+            "Test leaked * cycle through attribute .checked of Shared* (cause-*, 60 tests) (and 1 more)",
+            "Test leaked the same as *::test_both?0? (cause-*, 60 tests), and more",
             "cycle: 204 B in 1 tensor, *.me_b of Own",
             "and * tests with other causes, which the section memwatch lists; -v shows each test",
-            "Leaks: 46 tests, 27 causes",
-            "cause-*  46 tests, *: freed only by gc: cycle through attribute .checked of Shared*",
+            "Leaks: 60 tests, 41 causes",
+            "cause-*  60 tests, *: freed only by gc: cycle through attribute .checked of Shared*",
             "and * more causes (all of them with -v or --memwatch-json)",
             "and * tests with other causes; -v shows each",
         ]
     )
+
+
+def test_each_cause_has_a_line_while_the_report_has_room(session):
+    """The failures of a few tests leave most of their lines to the causes."""
+    names = SHARED.partition("@pytest")[0]
+    source = names + "@pytest.mark.parametrize('n', range(20))\n    def test_own(n): Own(n)\n"
+    result = session(source, "--memwatch-leaks=all")
+    result.assert_outcomes(failed=20)
+    lines = result.stdout.lines
+    assert len(lines) <= 120
+    assert len([line for line in lines if line.startswith("cause-")]) == 20
+    result.stdout.no_fnmatch_line("and * more cause*")
 
 
 def test_one_test_with_many_causes_has_a_short_report(session):
@@ -195,5 +207,5 @@ def test_a_traceback_is_shown_beside_many_causes(session):
     """Only tests that fail by a leak alone are left out."""
     source = SHARED + "    def test_wrong(): assert 'apples' == 'pears'\n"
     result = session(source, "--memwatch-leaks=all")
-    result.assert_outcomes(failed=47)
+    result.assert_outcomes(failed=61)
     result.stdout.fnmatch_lines(["E *AssertionError: assert 'apples' == 'pears'", "FAILED *::test_wrong - *"])

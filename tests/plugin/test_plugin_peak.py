@@ -32,6 +32,57 @@ def test_marker_limits_what_the_body_adds(session):
     )
 
 
+BOTH = """
+    import pytest, torch
+    KEPT = []
+    @pytest.mark.limit_peak_memory("1 MiB")
+    @pytest.mark.no_tensor_leaks
+    def test_first(): KEPT.append(torch.ones(1 << 20))
+    @pytest.mark.limit_peak_memory("1 MiB")
+    @pytest.mark.no_tensor_leaks
+    def test_second(): KEPT.append(torch.ones(1 << 20))
+    """
+
+
+@pytest.mark.words
+def test_a_leak_and_a_peak_above_the_limit_are_both_shown(session):
+    """The second test has the same leak, but a peak of its own, so its failure is shown too."""
+    result = session(BOTH)
+    result.assert_outcomes(failed=2)
+    shown = [
+        "Test leaked 4.00 MiB in 1 tensor on each run, *",
+        "Test was limited to a peak of 1.00 MiB but its body added 4.00 MiB",
+        "*memwatch leaked tensors*",
+        "*memwatch peak memory*",
+    ]
+    counts = "Failed for their memory: 2 tests with leaked tensors, 2 tests above the limit of the peak"
+    result.stdout.fnmatch_lines([*shown, *shown, counts, "Leaks: 2 tests, 1 cause"])
+
+
+def test_a_peak_above_the_limit_fails_a_test_whose_tensors_a_fixture_frees(session):
+    result = session(
+        """
+        import pytest, torch
+        KEPT = []
+        def setup_function(): KEPT.clear()
+        @pytest.mark.limit_peak_memory("1 MiB")
+        def test_large(): KEPT.append(torch.ones(1 << 20))
+        def test_next(): pass
+        """,
+        "--memwatch-leaks=all",
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*.py P *",
+            "Test was limited to a peak of 1.00 MiB but its body added 4.00 MiB",
+            "Failed for their memory: 1 test above the limit of the peak",
+            "Freed by fixtures before the next test, *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*leaked tensors*")
+
+
 def test_peak_is_not_the_sum(session):
     """Freed memory is used again: the limit is on the most alive at one instant, workspace included."""
     session(

@@ -64,3 +64,23 @@ def test_the_last_test_of_a_session_is_judged_too(session):
         def test_only(): KEPT.append(torch.ones(1000))
         """
     assert session(source, "--memwatch-leaks=all").parseoutcomes() == {"failed": 1}
+
+
+@pytest.mark.parametrize("options", [(), ("-n1",)])
+def test_what_monkeypatch_undoes_is_kept_by_no_name(session, pytester, options):
+    """A name that a test sets for good is listed as before."""
+    source = """
+        import math, torch
+        CACHE = {}
+        def test_patched(monkeypatch):
+            expected = torch.ones(1000)
+            monkeypatch.setattr(math, "fused", lambda: expected, raising=False)
+        def test_kept(): CACHE["mask"] = torch.ones(1000)
+        def test_last(): pass
+        """
+    result = session(source, "--memwatch-leaks=all", "--memwatch-json=out.json", *options)
+    result.assert_outcomes(passed=3)
+    tests = json.loads((pytester.path / "out.json").read_text())["tests"]
+    names = {test["nodeid"].rpartition("::")[2]: test for test in tests}
+    assert [len(names["test_patched"].get(key, [])) for key in ("kept", "emptied")] == [0, 1]
+    assert [len(names["test_kept"].get(key, [])) for key in ("kept", "emptied")] == [1, 0]

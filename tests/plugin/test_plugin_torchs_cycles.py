@@ -50,3 +50,52 @@ def test_cycles_of_the_program_through_torchs_objects_are_leaks(session):
         traced.first._traced = [traced]
     """
     session(source, "--memwatch-leaks=all", "-W", "ignore").assert_outcomes(failed=3)
+
+
+CLASS_PER_CALL = """
+    import ctypes, torch
+    from torch import fx
+    class Forward(torch.nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y, (y, x * 3)
+    class Backward(torch.nn.Module):
+        def forward(self, gradient): return gradient * 2
+    def hold_in_c(obj): ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
+    def apply():
+        w = torch.ones(64, 64, requires_grad=True)
+        function = torch.ops.higher_order.autograd_function_apply
+        graphs = fx.symbolic_trace(Forward()), fx.symbolic_trace(Backward())
+        return function(*graphs, w, non_differentiable_idx=[], saved_for_backward_idx=[])
+    def apply_own():
+        saved = None
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                nonlocal saved
+                saved = x * 3
+                return x * 2
+            @staticmethod
+            def backward(ctx, gradient): return gradient * 2
+        return Double.apply(torch.ones(64, 64, requires_grad=True))
+    """
+
+
+def test_a_class_that_torch_makes_per_call_is_torchs_own_cycle(session):
+    """The first one is freed by gc. C holds the others, as after a compilation: in a loop with the graph, and without."""
+    source = f"""{CLASS_PER_CALL}
+    def test_freed_by_gc(): apply()
+    def test_held_in_c(): hold_in_c(type(apply().grad_fn)._forward_cls)
+    def test_no_graph_in_the_loop():
+        Forward.forward = lambda self, x: (x * 2, (x * 3,))
+        hold_in_c(type(apply().grad_fn)._forward_cls)
+    """
+    session(source, "--memwatch-leaks=all", "-W", "ignore").assert_outcomes(passed=3)
+
+
+def test_a_class_that_the_program_makes_per_call_is_a_leak(session):
+    source = f"""{CLASS_PER_CALL}
+    def test_freed_by_gc(): apply_own()
+    def test_held_in_c(): hold_in_c(type(apply_own().grad_fn)._forward_cls)
+    """
+    session(source, "--memwatch-leaks=all", "-W", "ignore").assert_outcomes(failed=2)
