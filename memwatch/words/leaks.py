@@ -83,6 +83,11 @@ LEFT_OUT: Final = "..."
 
 MORE_REFERENCES: Final = "... {count} more references, within C++ ..."
 """In place of the middle of a long way through an autograd graph."""
+SAME_LINE_AGAIN: Final = "... the last line repeats {times} more times ..."
+SAME_LINES_AGAIN: Final = "... the last {count} lines repeat {times} more times ..."
+"""In place of the references of a path that repeat, as of a wrapper around a wrapper."""
+_MOST_IN_STRETCH: Final = 4  # references that repeat together
+_FEWEST_LEFT_OUT: Final = 2  # lines; one line takes no more room than the words in its place
 _MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal shows
 _AT_AN_END: Final = 3
 _COMPREHENSIONS: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
@@ -438,8 +443,35 @@ def shortened(path: Sequence[str], edges: Sequence[Edge]) -> list[str]:
         count = len(texts) - 2 * _AT_AN_END
         if hidden and len(texts) > _MOST_HIDDEN:
             texts[_AT_AN_END:-_AT_AN_END] = [MORE_REFERENCES.format(count=count)]
-        lines += texts
+        lines += texts if hidden else _without_repeats(texts)
     return lines
+
+
+def _without_repeats(texts: Sequence[str]) -> list[str]:
+    """Return lines without the further repeats of a stretch that follows itself, and a line that counts them."""
+    lines: list[str] = []
+    at = 0
+    while at < len(texts):
+        count, times = max(
+            ((count, _times(texts, at, count)) for count in range(1, _MOST_IN_STRETCH + 1)),
+            key=lambda found: (found[0] * (found[1] - 1), -found[0]),
+        )
+        if count * (times - 2) < _FEWEST_LEFT_OUT:
+            lines.append(texts[at])
+            at += 1
+            continue
+        again = SAME_LINE_AGAIN if count == 1 else SAME_LINES_AGAIN
+        lines += [*texts[at : at + count], again.format(count=count, times=times - 1)]
+        at += count * times
+    return lines
+
+
+def _times(texts: Sequence[str], at: int, count: int) -> int:
+    """Return how often the next lines, so many, come in a row."""
+    times = 1
+    while texts[at : at + count] == texts[at + times * count : at + (times + 1) * count]:
+        times += 1
+    return times
 
 
 def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
