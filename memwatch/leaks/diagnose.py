@@ -28,7 +28,7 @@ from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_tensor, nbytes_of, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import is_node, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
@@ -154,6 +154,11 @@ class Reached:
 def gradient_accumulators(snapshot: Snapshot) -> list[int]:
     """Return the positions of the nodes by which a graph leads to the parameters that it trains."""
     return [place for place, obj in enumerate(snapshot.objects) if type(obj) is AccumulateGrad]
+
+
+def nodes_of_graphs(snapshot: Snapshot) -> list[int]:
+    """Return the positions of the nodes of autograd graphs."""
+    return [place for place, obj in enumerate(snapshot.objects) if is_node(obj)]
 
 
 def _is_behind_hooks(chain: Sequence[Any]) -> bool:

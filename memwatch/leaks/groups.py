@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memwatch.heap.names import with_line
-from memwatch.kinds.edges import VertexKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.advice import is_wrapping, remedy_for, repeated_reference, repeats, stores_tensor
@@ -266,7 +266,7 @@ def leak_of(
         grows: True if the leak is one tensor that becomes larger.
         with_graph: True if the tensors are known to have a graph. By default, their paths show it.
     """
-    shown = _shown(group)
+    shown = _without_index(_shown(group))
     nearest = _nearest(group)
     largest = max(
         (survivor for survivor in group if survivor.storage.site == nearest.site),
@@ -358,6 +358,20 @@ def _shown(group: list[Survivor]) -> Survivor:
     return min(
         proven, key=lambda survivor: (not survivor.is_named, len(survivor.steps), -survivor.storage.nbytes)
     )
+
+
+def _without_index(shown: Survivor) -> Survivor:
+    """Return a survivor without the index of the item of a container that grows: it has items of other calls too."""
+    cut = shown.cut
+    if cut is None or not shown.kind.is_reached or shown.in_place or shown.is_amid:
+        return shown
+    owner = cut.edge.owner
+    is_grown = owner is not None and owner.kind is VertexKind.CONTAINER and (owner.count or 0) > 1
+    if cut.edge.kind is not EdgeKind.ITEM or not is_grown:
+        return shown
+    plain = replace(cut, edge=replace(cut.edge, position=None))
+    steps = [plain if step is cut else step for step in shown.steps]
+    return replace(shown, steps=steps, cut=plain)
 
 
 def _of_main_variable(survivors: Sequence[Survivor]) -> list[Survivor]:

@@ -70,6 +70,8 @@ class Leak(ShownAsText):
         graph_nodes: nodes of autograd graphs that the leak adds, per call that leaks: those of a graph, or those that
             the largest leak of :func:`memwatch.find_leaks` with a graph adds beside its tensors.
         known: the leak of a library that this is, with a link; None if it is the program's own.
+        hook: the function that calls register as a hook, and where it is defined; empty for other leaks, and if the
+            hooks are of several functions.
     """
 
     kind: LeakKind
@@ -101,6 +103,7 @@ class Leak(ShownAsText):
     known: KnownLeak | None = None
     repeat: str = "call"
     container: str = ""
+    hook: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text
@@ -131,6 +134,8 @@ class Leak(ShownAsText):
         if self.caller is not None:
             made_at += words.CALLED_FROM.format(caller=self.caller)
         made = [made_at] * (self.kind is not LeakKind.HOOKS)
+        if self.hook:
+            made.append(words.HOOK_LINE.format(hook=self.hook))
         if self.graph_nodes and self.kind is not LeakKind.GRAPH:
             line = words.nodes_line(
                 self.graph_nodes,
@@ -140,12 +145,12 @@ class Leak(ShownAsText):
                 every=self.every,
             )
             made.append(line)
-        lines = [
-            self.headline(),
-            *made,
-            f"  {words.TEXT_FROM_ROOT if self.kind.is_reached else words.TEXT_CYCLE}",
-        ]
-        lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
+        lines = [self.headline(), *made]
+        if self.kind.is_reached and len(self.edges) == 1:  # the headline has it, but for its line
+            lines[0] += words.place_of(self.edges[0])
+        else:
+            lines.append(f"  {words.TEXT_FROM_ROOT if self.kind.is_reached else words.TEXT_CYCLE}")
+            lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
         if self.beside:

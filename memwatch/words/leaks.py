@@ -10,7 +10,7 @@ from memwatch.device_names import CPU, is_host
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.kinds.remedies import Remedy
 from memwatch.sizes import format_bytes
-from memwatch.words.edges import edge_line, edge_phrase
+from memwatch.words.edges import edge_line, edge_phrase, reference_phrase
 from memwatch.words.places import place
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ ONE_FREED_SINCE: Final = (
     "emptied now and then"
 )
 UNKNOWN_LINE: Final = "unknown line"
+HOOK: Final = "hook `{function}`, defined at {place}"
+HOOK_LINE: Final = "  {hook}"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
 BESIDE: Final = "  and {objects} per {repeat}"
 MORE_OBJECTS: Final = "{count} more objects of type {name}"
@@ -427,6 +429,11 @@ def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def place_of(edge: Edge) -> str:
+    """Return the place to edit a reference, as it follows the words for the reference; empty if they have it."""
+    return reference_phrase(edge).removeprefix(edge_phrase(edge))
+
+
 def shortened(path: Sequence[str], edges: Sequence[Edge]) -> list[str]:
     """Return the lines of a path without the middle of each long row of references within C++.
 
@@ -484,6 +491,11 @@ def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
     """Return what hooks are registered on: an object, and how many more have the same hook."""
     holder = holder_phrase(edges)
     return holder if tables == 1 else HOOKS_OF_MORE.format(holder=holder, count=tables - 1)
+
+
+def hook_phrase(function: str, file: str, line: int) -> str:
+    """Return the function that is registered as a hook, and where it is defined."""
+    return HOOK.format(function=function, place=place(file, line))
 
 
 class OnDevice(Protocol):
