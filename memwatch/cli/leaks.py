@@ -105,6 +105,8 @@ def _say_what_grew(growth: ProgramGrowth, told: set[str]) -> bool:
             if rows:
                 has_grown = True
                 say(words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs))
+                for known in dict.fromkeys(leak.known for leak in several if leak.known is not None):
+                    say(words.known_line(known))
     return has_grown
 
 

@@ -54,6 +54,9 @@ BESIDE: Final = "  and {objects} per {repeat}"
 MORE_OBJECTS: Final = "{count} more objects of type {name}"
 MORE_OBJECT: Final = "1 more object of type {name}"
 KNOWN: Final = "  known leak of {library}: {what} ({link})"
+KNOWN_BESIDE: Final = "known leak of {library}: {what} ({link})"
+KNOWN_REMEDY: Final = "{known}. If it is one here, {remedy}"
+"""The same below a line about memory that grew."""
 ADVICE: Final = "  advice: {advice}"
 NO_LEAKS: Final = "No leaks found"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
@@ -367,6 +370,32 @@ def kept_line(
         return KEPT_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     held = [LARGER.format(size=sizes_phrase(sizes), holder=holder) for holder, _, sizes in rows]
     return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=_first_of(held))
+
+
+class Known(Protocol):
+    """A leak of a library as far as its line needs it."""
+
+    @property
+    def library(self) -> str:
+        """The library."""
+
+    @property
+    def what(self) -> str:
+        """The objects that it keeps."""
+
+    @property
+    def link(self) -> str:
+        """The public issue."""
+
+    @property
+    def remedy(self) -> str:
+        """The change that ends it, or an empty text."""
+
+
+def known_line(known: Known) -> str:
+    """Return that memory which grew is the known leak of a library, and the remedy."""
+    line = KNOWN_BESIDE.format(library=known.library, what=known.what, link=known.link)
+    return KNOWN_REMEDY.format(known=line, remedy=known.remedy) if known.remedy else line
 
 
 def not_searched_line(
