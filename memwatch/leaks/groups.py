@@ -321,6 +321,7 @@ def leak_of(
         branch=shown.branch,
         cause=_cause(shown),
         cuts=tuple(lines[id(edge)] for edge in cuts),
+        also=_other_holders(group, holder),
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
@@ -437,6 +438,15 @@ def _gets_deeper(group: list[Survivor]) -> bool:
         lengths[each.storage.run] = min(visible, lengths.get(each.storage.run, visible))
     ordered = [lengths[run] for run in sorted(lengths)]
     return len(ordered) > 1 and all(before > after for before, after in pairwise(ordered))
+
+
+def _other_holders(group: Iterable[Survivor], holder: str) -> tuple[str, ...]:
+    """Return what else keeps tensors of a group, in words, the holder of most bytes first."""
+    sizes: Counter[str] = Counter()
+    for survivor in group:
+        for other in survivor.others if survivor.work is None else ():
+            sizes[container_of(other) or holder_of(other)[0]] += survivor.nbytes
+    return tuple(other for other, _ in sizes.most_common() if other != holder)
 
 
 def _gets_objects(shown: Survivor, group: list[Survivor]) -> bool:

@@ -72,6 +72,7 @@ class Leak(ShownAsText):
         known: the leak of a library that this is, with a link; None if it is the program's own.
         hook: the function that calls register as a hook, and where it is defined; empty for other leaks, and if the
             hooks are of several functions.
+        also: other holders that keep tensors of it: to cut the reference ``cut`` alone does not free these.
     """
 
     kind: LeakKind
@@ -104,6 +105,7 @@ class Leak(ShownAsText):
     repeat: str = "call"
     container: str = ""
     hook: str = ""
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text
@@ -151,6 +153,8 @@ class Leak(ShownAsText):
         else:
             lines.append(f"  {words.TEXT_FROM_ROOT if self.kind.is_reached else words.TEXT_CYCLE}")
             lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
+        if self.also:
+            lines.append(words.also_line(self.also))
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
         if self.beside:

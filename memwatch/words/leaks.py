@@ -53,6 +53,7 @@ HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc 
 BESIDE: Final = "  and {objects} per {repeat}"
 MORE_OBJECTS: Final = "{count} more objects of type {name}"
 MORE_OBJECT: Final = "1 more object of type {name}"
+ALSO: Final = "  also kept by: {holders}"
 KNOWN: Final = "  known leak of {library}: {what} ({link})"
 KNOWN_BESIDE: Final = "known leak of {library}: {what} ({link})"
 KNOWN_REMEDY: Final = "{known}. If it is one here, {remedy}"
@@ -111,7 +112,7 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "The program leaks {parts}. The advice below mends it:"
+GROW_BY_ROUND: Final = "The program leaks {parts}. What keeps it, and what to change:"
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
@@ -456,6 +457,11 @@ def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
     if branch_at is not None and branch_at < len(lines):
         lines[branch_at] = FROM_CYCLE.format(line=lines[branch_at])
     return tuple(lines)
+
+
+def also_line(holders: Sequence[str]) -> str:
+    """Return what else keeps the tensors of a leak, as a line under it."""
+    return ALSO.format(holders=_first_of(holders))
 
 
 def place_of(edge: Edge) -> str:
