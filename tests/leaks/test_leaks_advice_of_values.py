@@ -128,8 +128,8 @@ def test_a_path_shows_repeated_references_once():
 
     (leak,) = find_leaks(patch, runs=20)
     shown = str(leak).splitlines()
-    assert len(leak.path) > 20  # noqa: PLR2004
-    assert len(shown) < 12, leak  # noqa: PLR2004
+    assert len(leak.path) > 20
+    assert len(shown) < 12, leak
     assert [line for line in shown if "the last line repeats" in line], leak
 
 

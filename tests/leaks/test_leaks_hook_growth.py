@@ -235,4 +235,4 @@ def test_hooks_of_a_layers_weight_are_shown_through_the_layer():
     KEPT.append(model(torch.ones(1, 4)))
     (leak,) = find_leaks(lambda model: model[0][0].weight.register_hook(does_nothing), model)
     assert EdgeKind.GRAD_FN not in [edge.kind for edge in leak.edges], leak
-    assert ["0", "0", "weight"] == [edge.name for edge in leak.edges if edge.kind in OF_MODULES], leak
+    assert [edge.name for edge in leak.edges if edge.kind in OF_MODULES] == ["0", "0", "weight"], leak

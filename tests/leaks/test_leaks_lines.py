@@ -302,7 +302,7 @@ def test_a_filter_of_a_logger_is_found_from_the_root_logger():
     """Many modules have a logger, and each leads to all."""
     name = "memwatch.tests.of_a_path"
     [leak] = find_leaks(
-        lambda: logging.getLogger(name).addFilter(lambda _record, x=torch.ones(64): x is None)
+        lambda: logging.getLogger(name).addFilter(lambda _record, x=torch.ones(64): x is None  # noqa: B008)
     )
     assert leak.holder.startswith("global `root` of module logging -> attribute .manager of RootLogger"), leak
     assert repr(name) in leak.holder
