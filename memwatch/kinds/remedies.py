@@ -205,8 +205,8 @@ class Remedy(Enum):
     GENERATOR = RemedyRow("a suspended generator keeps its local variables: exhaust it, or call `close()`")
     PARTIAL = RemedyRow("the partial keeps its arguments: drop the partial, or bind a weak reference")
     EXIT_STACK = RemedyRow(
-        "the stack keeps each callback, and what the callback refers to, until the stack is closed: enter it by `with`, "
-        "or call `close()` after use"
+        "the stack keeps each callback, and what the callback refers to, until the stack is closed: enter it by "
+        "`with`, or call `close()` after use"
     )
     LOG_RECORD = RemedyRow("a log record keeps its arguments: log numbers (`.item()`), not tensors")
     MOCK = RemedyRow(
@@ -316,8 +316,8 @@ class Remedy(Enum):
         "object, or keep only the values that you need of it"
     )
     WRAPPERS = RemedyRow(
-        "each call wraps the function of the call before, and the new function keeps the old one, so none is freed: wrap "
-        "the original function once, or put it back after use"
+        "each call wraps the function of the call before, and the new function keeps the old one, so none is freed: "
+        "wrap the original function once, or put it back after use"
     )
     NESTED = RemedyRow(
         "each call puts the object of the call before into a new one, so none is freed: drop the old object after use, "

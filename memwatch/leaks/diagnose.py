@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import re
 import sys
 import time
 from collections import Counter, OrderedDict
@@ -177,7 +178,7 @@ def is_carried(steps: Sequence[Step]) -> bool:
     edge = steps[0].edge if steps else None
     if edge is None or edge.kind not in (EdgeKind.LOCAL, EdgeKind.GLOBAL, EdgeKind.ARGUMENT) or not edge.name:
         return True
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
         is_call = edge.owner is not None and (code.co_filename, code.co_name) == (
@@ -199,20 +200,26 @@ def is_carried(steps: Sequence[Step]) -> bool:
 
 
 def _is_assigned(code: CodeType, name: str) -> bool:
-    return any(each.argval == name and each.opname.startswith("STORE") for each in dis.get_instructions(code))
+    return any(use == (name, _STORE) for _, use in _uses(code))
 
 
 def is_assigned_first(code: CodeType, offset: int, name: str) -> bool:
     """Return True if the innermost loop around an instruction assigns a variable before it reads it."""
-    instructions = list(dis.get_instructions(code))
-    loops = [
-        (each.argval, each.offset)
-        for each in instructions
-        if each.opname.startswith("JUMP_BACKWARD") and each.argval <= offset <= each.offset
-    ]
+    jumps = [each for each in dis.get_instructions(code) if each.opcode in _JUMPS]
+    loops = [(each.argval, each.offset) for each in jumps if each.argval <= offset <= each.offset]
     start, end = max(loops, default=(0, -1))
-    uses = [each.opname for each in instructions if start <= each.offset <= end and each.argval == name]
-    return bool(uses) and uses[0].startswith("STORE")
+    uses = [how for at, (used, how) in _uses(code) if start <= at <= end and used == name]
+    return bool(uses) and uses[0] == _STORE
+
+
+def _uses(code: CodeType) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yield where a function reads and assigns variables: the offset, and the name with the operation."""
+    for each in dis.get_instructions(code):
+        # newer Pythons use two variables in one instruction
+        names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        for how, name in zip(_USES.findall(each.opname), names, strict=False):
+            if isinstance(name, str):
+                yield each.offset, (name, how)
 
 
 def _is_behind_hooks(chain: Sequence[Any]) -> bool:
@@ -296,6 +303,9 @@ _SINCE_THE_RUNS: Final = 1 if HAS_THREE_GENERATIONS else _OLDEST
 """The oldest of gc's generations that what the runs made is in: a collection of young objects may have moved it up."""
 _MOST_EXCUSES: Final = 3  # searches for what holds a storage beside containers that are no leak
 _MOST_OTHERS: Final = 3  # searches for further holders of what the first run left
+_STORE: Final = "STORE"
+_USES: Final = re.compile(f"LOAD|{_STORE}")
+_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
 _OF_MODULE: Final = "<module>"
 _FAR: Final = 24  # references between a loop and what hangs on it
 Explained = tuple["Survivor", list[int]]

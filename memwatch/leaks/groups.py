@@ -413,9 +413,9 @@ def _remedy_of_group(
 def _of_chain(
     remedy: Remedy, shown: Survivor, group: list[Survivor], edges: Sequence[Edge]
 ) -> tuple[Remedy, str | None]:
-    """Return the remedy of objects of which each keeps the one before, and the attribute that keeps it; or the given one.
+    """Return the remedy of objects of which each keeps the one before, and the attribute that keeps it.
 
-    A name leads to the newest object, and so to all.
+    A name leads to the newest object, and so to all. The remedy of other leaks stays.
     """
     cut = None if shown.cut is None else shown.cut.edge
     if shown.kind is not LeakKind.RETAINED or cut is None or cut.kind.row.is_entry:

@@ -46,8 +46,8 @@ class Leak(ShownAsText):
         tensor: a description of the largest leaked tensor or storage of this line.
         held_s: seconds from the birth of the oldest of these bytes to the check.
         per_call: True if ``nbytes`` and ``count`` are per call that leaks.
-        repeat: the name of such a call: "call"; in ``memwatch leaks`` also "step" of an optimizer, or "pass" of a loop; in a
-            test "run".
+        repeat: the name of such a call: "call"; in ``memwatch leaks`` also "step" of an optimizer, or "pass" of a loop;
+            in a test "run".
         every: for :func:`memwatch.find_leaks`, the number of calls per leak of this size; 1 if each call leaks.
         caller: ``file.py:40 in g``, the line that called the function of ``site``, such as the caller of a factory;
             None if it was not recorded, or only memwatch called.

@@ -298,12 +298,18 @@ def test_a_path_of_one_reference_is_no_path_beside_the_headline():
     assert text.count("global `MASK`") == 1
 
 
+class Filter:
+    def __init__(self):
+        self.mask = torch.ones(64)
+
+    def filter(self, record):
+        return self.mask is not record
+
+
 def test_a_filter_of_a_logger_is_found_from_the_root_logger():
     """Many modules have a logger, and each leads to all."""
     name = "memwatch.tests.of_a_path"
-    [leak] = find_leaks(
-        lambda: logging.getLogger(name).addFilter(lambda _record, x=torch.ones(64): x is None  # noqa: B008)
-    )
+    [leak] = find_leaks(lambda: logging.getLogger(name).addFilter(Filter()))
     assert leak.holder.startswith("global `root` of module logging -> attribute .manager of RootLogger"), leak
     assert repr(name) in leak.holder
     logging.getLogger(name).filters.clear()
