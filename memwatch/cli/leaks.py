@@ -116,6 +116,8 @@ def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
             rows = _rows(several, told)
             if rows:
                 lines.append(words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs))
+                known = dict.fromkeys(leak.known for leak in several if leak.known is not None)
+                lines += map(words.known_line, known)
     return lines
 
 

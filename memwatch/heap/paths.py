@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.shapes import Named, name_edge
-from memwatch.heap.vertices import key_text, vertex_of
+from memwatch.heap.vertices import instance_of, key_text, vertex_of
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.words.edges import edge_line, edge_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.heap.snapshot import Snapshot
-    from memwatch.kinds.edges import Edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,19 @@ def steps_of(snapshot: Snapshot, chain: Sequence[int]) -> list[Step]:
             told = told or replace(edge, target=vertex_of(objects[end]))
             steps.append(Step(told, at, end))
         at = end
-    return steps
+    return _from_root_logger(objects, steps)
+
+
+def _from_root_logger(objects: Sequence[Any], steps: list[Step]) -> list[Step]:
+    """Return a path to a logger from `logging.root`: every logger leads to all others, and many modules have one."""
+    at = next((at for at, step in enumerate(steps) if type(objects[step.end]) is logging.Manager), 0)
+    if not at or objects[steps[at].end] is not logging.Logger.manager:
+        return steps
+    owner = instance_of(logging.root)
+    to_root = Edge(EdgeKind.GLOBAL, "root", owner=Vertex(VertexKind.MODULE, "logging"), target=owner)
+    to_manager = Edge(EdgeKind.ATTRIBUTE, "manager", owner=owner, target=steps[at].edge.target)
+    start, middle, end = steps[0].start, steps[at].start, steps[at].end
+    return [Step(to_root, start, middle), Step(to_manager, middle, end), *steps[at + 1 :]]
 
 
 def _native(snapshot: Snapshot, owner: int, target: int) -> Edge | None:

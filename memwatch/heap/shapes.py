@@ -559,6 +559,18 @@ def _method_edge(chain: Sequence[Any], at: int) -> Named:
     return Edge(kind, owner=vertex_of(method)), 1
 
 
+def _builtin_edge(chain: Sequence[Any], at: int) -> Named | None:
+    method: BuiltinFunctionType = chain[at]
+    is_method = chain[at + 1] is method.__self__ and not is_a(method.__self__, ModuleType)
+    return (Edge(EdgeKind.BOUND_SELF, owner=vertex_of(method)), 1) if is_method else None
+
+
+def _token_edge(chain: Sequence[Any], at: int) -> Named | None:
+    token: contextvars.Token[Any] = chain[at]
+    is_old = chain[at + 1] is token.old_value
+    return (Edge(EdgeKind.ATTRIBUTE, "old_value", owner=vertex_of(token)), 1) if is_old else None
+
+
 def _partial_edge(chain: Sequence[Any], at: int) -> Named:
     bound: functools.partial[Any] = chain[at]
     function, args, keywords = (type_dict(functools.partial)[name].__get__(bound) for name in _OF_PARTIALS)
@@ -803,7 +815,7 @@ _SHAPES: Final = (
     Shape(type(None), None),
     Shape(ModuleType, None, _module_edge),
     Shape(CodeType, None),
-    Shape(BuiltinFunctionType, None),
+    Shape(BuiltinFunctionType, None, _builtin_edge),
     Shape(torch.dtype, None),
     Shape(torch.device, None),
     Shape(torch.Size, None, _sequence_edge, _sequence_expressions),
@@ -828,6 +840,7 @@ _SHAPES: Final = (
     Shape(type, _class_links, _class_edge, _class_expressions),
     # a search goes on from these as from any object
     Shape(MethodType, _object_links, _method_edge),
+    Shape(contextvars.Token, _object_links, _token_edge),
     Shape(functools.partial, _object_links, _partial_edge),
     Shape(functools._lru_cache_wrapper, _object_links, _lru_cache_edge),
     Shape(CellType, _object_links, _cell_edge),

@@ -249,10 +249,11 @@ class EdgeKind(Enum):
     )
 
     # containers
-    # position in a list, tuple, deque or array of objects
+    # position in a list, tuple, deque or array of objects; None if the container grows, and the item is one of many
     ITEM = EdgeRow(
         50,
-        "item [{position}]",
+        "an item of a {owner}",
+        words_by_position="item [{position}]",
         cut_rank=12,
         retained=Remedy.ITEM,
         in_cycle=Remedy.ITEM_IN_CYCLE,

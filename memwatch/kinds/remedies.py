@@ -204,6 +204,10 @@ class Remedy(Enum):
     FINALIZER = RemedyRow("a finalizer keeps its arguments until its object dies: do not hand it the tensor")
     GENERATOR = RemedyRow("a suspended generator keeps its local variables: exhaust it, or call `close()`")
     PARTIAL = RemedyRow("the partial keeps its arguments: drop the partial, or bind a weak reference")
+    EXIT_STACK = RemedyRow(
+        "the stack keeps each callback, and what the callback refers to, until the stack is closed: enter it by "
+        "`with`, or call `close()` after use"
+    )
     LOG_RECORD = RemedyRow("a log record keeps its arguments: log numbers (`.item()`), not tensors")
     MOCK = RemedyRow(
         "a mock refers to itself, and keeps the arguments of its calls until gc runs: call `reset_mock()` "
@@ -262,6 +266,10 @@ class Remedy(Enum):
         is_of_attribute=True,
         is_of_name=True,
     )
+    FUNCTION_PER_CALL = RemedyRow(
+        "the container grows and keeps each function with the variables that it captures: remove each function after "
+        "use, empty the container or limit its size (`deque(maxlen=...)`), or pass the tensor as an argument"
+    )
     CLASS_PER_CALL = RemedyRow(
         "each call makes a class, and the container keeps every one: define the class once, outside the "
         "function"
@@ -306,6 +314,14 @@ class Remedy(Enum):
     CHAIN = RemedyRow(
         "each object keeps the one before it by `{attribute}`, so none is freed: delete that attribute of the older "
         "object, or keep only the values that you need of it"
+    )
+    WRAPPERS = RemedyRow(
+        "each call wraps the function of the call before, and the new function keeps the old one, so none is freed: "
+        "wrap the original function once, or put it back after use"
+    )
+    NESTED = RemedyRow(
+        "each call puts the object of the call before into a new one, so none is freed: drop the old object after use, "
+        "or keep the values in a container of limited size (`deque(maxlen=...)`)"
     )
     SUBMODULE = RemedyRow(
         (

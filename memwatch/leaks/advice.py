@@ -37,6 +37,20 @@ _BY_OWNER: Final[Mapping[str, Remedy]] = {
 """How a reference works, by the name of the class that has it."""
 
 
+_STORES: Final = (VertexKind.CONTAINER, VertexKind.ARRAY)
+_NOT_STORED: Final = (
+    VertexKind.EXCEPTION,
+    VertexKind.FRAME,
+    VertexKind.GENERATOR,
+    VertexKind.COROUTINE,
+    VertexKind.ASYNC_GENERATOR,
+    VertexKind.NODE,
+    VertexKind.CTX,
+)
+_OF_EXIT_STACK: Final = "_exit_callbacks"
+_WRAPPED: Final = "__wrapped__"
+_MOST_IN_STRETCH: Final = 4
+"""References of a stretch that repeats on a path. An `itertools.chain` around another one has three."""
 _SELF: Final = "self"
 _MOCKS: Final = frozenset({"Mock", "MagicMock", "AsyncMock", "MagicProxy"})
 """Classes of `unittest.mock`, whose objects refer to themselves."""
@@ -136,17 +150,65 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return _behind_attribute(cut, path) or remedy
     if remedy is not None and remedy.row.is_of_function and held_by_hook(cut, path):
         return Remedy.MODULE_HOOK
+    if remedy is Remedy.CLOSURE_CELL and cut is not None and _is_entry(cut):
+        return Remedy.FUNCTION_PER_CALL
     return _or_of_self(remedy, holder)
 
 
-def repeated_attribute(path: Sequence[Edge]) -> Edge | None:
-    """Return an attribute by which objects of one class follow each other on a path, as the `.prev` of states."""
+def stores_tensor(cut: Edge | None, path: Sequence[Edge]) -> bool:
+    """Return True if the program stored a tensor at the reference to cut, alone or in containers.
+
+    Then it can store a detached tensor instead. An exception, a generator or an object that has the tensor came there
+    whole, and the line that made its tensor may need the graph.
+    """
+    at = next((at for at, edge in enumerate(path) if edge is cut), None)
+    if at is None:
+        return True
+    for edge in path[at:]:
+        kind = VertexKind.TENSOR if edge.target is None else edge.target.kind
+        if kind is VertexKind.TENSOR:
+            return edge is cut or edge.owner is None or edge.owner.kind in _STORES
+        if kind in _NOT_STORED:
+            return False
+    return False
+
+
+def repeated_reference(path: Sequence[Edge]) -> Edge | None:
+    """Return a reference by which objects of one kind follow each other on a path.
+
+    It is an attribute, as the `.prev` of states, or a variable that a function captures, as of a wrapper's function.
+    """
     for edge, following in pairwise(path):
-        is_same = edge.kind is following.kind is EdgeKind.ATTRIBUTE and edge.name == following.name
-        classes = [each.owner and (each.owner.kind, each.owner.name) for each in (edge, following)]
-        if is_same and classes[0] == classes[1]:
+        if edge.kind in (EdgeKind.ATTRIBUTE, EdgeKind.CLOSURE_CELL) and _alike(edge) == _alike(following):
             return edge
     return None
+
+
+def is_wrapping(repeated: Edge) -> bool:
+    """Return True if functions follow each other by a reference: each wraps the one before."""
+    return repeated.kind is EdgeKind.CLOSURE_CELL or (
+        repeated.name == _WRAPPED
+        and repeated.owner is not None
+        and repeated.owner.kind is VertexKind.FUNCTION
+    )
+
+
+def repeats(path: Sequence[Edge]) -> bool:
+    """Return True if a few references that Python shows follow each other twice on a path, as of nested objects."""
+    keys = [_alike(edge) for edge in path]
+    return any(
+        keys[at : at + length] == keys[at + length : at + 2 * length]
+        and not any(edge.hidden for edge in path[at : at + length])
+        for length in range(1, _MOST_IN_STRETCH + 1)
+        for at in range(len(path) - 2 * length + 1)
+    )
+
+
+def _alike(edge: Edge) -> object:
+    """Return what is equal for two references if they are the same reference of two objects of one kind."""
+    owner = edge.owner
+    place = None if owner is None else (owner.kind, owner.name, owner.file, owner.line)
+    return edge.kind, None if edge.kind.row.is_nameless else edge.name, edge.position, place
 
 
 def _is_entry(cut: Edge) -> bool:
@@ -278,6 +340,8 @@ def _mechanism(edge: Edge) -> Remedy | None:
         return Remedy.SAVED_VIEW
     if edge.kind is EdgeKind.SHELL_RESULT and in_ipython():
         return Remedy.IPYTHON_RESULT
+    if edge.kind is EdgeKind.ATTRIBUTE and edge.name == _OF_EXIT_STACK:
+        return Remedy.EXIT_STACK
     by_owner = None if edge.owner is None else _mechanism_of(edge.kind, edge.owner)
     return by_owner or edge.kind.row.mechanism
 

@@ -6,12 +6,15 @@ the whole heap is searched.
 
 from __future__ import annotations
 
+import dis
 import gc
+import re
+import sys
 import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
@@ -28,7 +31,7 @@ from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_tensor, nbytes_of, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import is_node, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
@@ -156,6 +159,69 @@ def gradient_accumulators(snapshot: Snapshot) -> list[int]:
     return [place for place, obj in enumerate(snapshot.objects) if type(obj) is AccumulateGrad]
 
 
+def nodes_of_graphs(snapshot: Snapshot) -> list[int]:
+    """Return the positions of the nodes of autograd graphs."""
+    return [place for place, obj in enumerate(snapshot.objects) if is_node(obj)]
+
+
+def _reference_of(survivor: Survivor, chain: Sequence[int]) -> Positions:
+    """Return the reference to cut of a survivor, as positions in the snapshot."""
+    cut = survivor.cut
+    return set() if cut is None else {(chain[cut.end - 1], chain[cut.end])}
+
+
+def is_carried(steps: Sequence[Step]) -> bool:
+    """Return False if a path begins at a variable that says nothing of the next pass of a loop.
+
+    It is a variable that each pass assigns before it reads it, or an argument, which the caller has too.
+    """
+    edge = steps[0].edge if steps else None
+    if edge is None or edge.kind not in (EdgeKind.LOCAL, EdgeKind.GLOBAL, EdgeKind.ARGUMENT) or not edge.name:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        is_call = edge.owner is not None and (code.co_filename, code.co_name) == (
+            edge.owner.file,
+            edge.owner.name,
+        )
+        is_module = (
+            edge.kind is EdgeKind.GLOBAL and code.co_name == _OF_MODULE and code.co_filename == edge.file
+        )
+        if is_call or is_module:
+            is_argument = (
+                edge.kind is not EdgeKind.GLOBAL and edge.name in code.co_varnames[: code.co_argcount]
+            )
+            if is_argument and not _is_assigned(code, edge.name):
+                return False
+            return not is_assigned_first(code, frame.f_lasti, edge.name)
+        frame = frame.f_back
+    return True
+
+
+def _is_assigned(code: CodeType, name: str) -> bool:
+    return any(use == (name, _STORE) for _, use in _uses(code))
+
+
+def is_assigned_first(code: CodeType, offset: int, name: str) -> bool:
+    """Return True if the innermost loop around an instruction assigns a variable before it reads it."""
+    jumps = [each for each in dis.get_instructions(code) if each.opcode in _JUMPS]
+    loops = [(each.argval, each.offset) for each in jumps if each.argval <= offset <= each.offset]
+    start, end = max(loops, default=(0, -1))
+    uses = [how for at, (used, how) in _uses(code) if start <= at <= end and used == name]
+    return bool(uses) and uses[0] == _STORE
+
+
+def _uses(code: CodeType) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yield where a function reads and assigns variables: the offset, and the name with the operation."""
+    for each in dis.get_instructions(code):
+        # newer Pythons use two variables in one instruction
+        names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        for how, name in zip(_USES.findall(each.opname), names, strict=False):
+            if isinstance(name, str):
+                yield each.offset, (name, how)
+
+
 def _is_behind_hooks(chain: Sequence[Any]) -> bool:
     """Return True for a path that leads through a graph to the hooks of a parameter."""
     return any(
@@ -237,6 +303,11 @@ _OLDEST: Final = 2
 _SINCE_THE_RUNS: Final = 1 if HAS_THREE_GENERATIONS else _OLDEST
 """The oldest of gc's generations that what the runs made is in: a collection of young objects may have moved it up."""
 _MOST_EXCUSES: Final = 3  # searches for what holds a storage beside containers that are no leak
+_MOST_OTHERS: Final = 3  # searches for further holders of what the first run left
+_STORE: Final = "STORE"
+_USES: Final = re.compile(f"LOAD|{_STORE}")
+_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
+_OF_MODULE: Final = "<module>"
 _FAR: Final = 24  # references between a loop and what hangs on it
 Explained = tuple["Survivor", list[int]]
 """A survivor, and its path from a root as positions in the snapshot."""
@@ -412,14 +483,59 @@ class HolderSearch:
         explained += held
         if reached.replaced and not self._per_call:
             explained = list(self._with_replaced(snapshot, reached, explained))
-        for survivor, chain in self._by_container(snapshot, reached, explained):
+        chosen = list(self._by_container(snapshot, reached, explained))
+        for survivor, chain in chosen:
             self._learn(snapshot, survivor, chain)
             diagnosis.add(survivor)
         if diagnosis.retained and not self._per_call:
             diagnosis.released = reached.released_with_names()
         if self._elders:
             diagnosis.elders = list(self._beside(snapshot, tree))
+        if self._per_call:
+            diagnosis.retained = self._with_other_holders(snapshot, reached, chosen)
         return diagnosis
+
+    def _with_other_holders(
+        self, snapshot: Snapshot, reached: Reached, explained: Sequence[Explained]
+    ) -> list[Survivor]:
+        """Return the survivors; those of the first run have the holders that keep them once the others are cut.
+
+        The graph of each value may lead to all earlier ones, and several variables have such values. One variable
+        carries the graph from pass to pass, so it comes before one that each pass assigns before it reads it.
+        """
+        first: dict[Hashable, int] = {}
+        cuts: Positions = set()
+        for survivor, chain in explained:
+            run = survivor.storage.run
+            first[survivor.key] = min(run, first.get(survivor.key, run))
+            cuts |= _reference_of(survivor, chain)
+        passing = {survivor.key for survivor, _ in explained if not is_carried(survivor.steps)}
+        others: list[list[Survivor]] = [[] for _ in explained]
+        for _ in range(_MOST_OTHERS):
+            before = len(cuts)
+            tree = reached.without(cuts) if cuts else None
+            for number, (survivor, chain) in enumerate(explained):
+                is_wanted = survivor.storage.run == first[survivor.key] or survivor.key in passing
+                if tree is None or not is_wanted or not tree.reaches(chain[-1]):
+                    continue
+                other_chain = tree.path(chain[-1])
+                other = self.explain_retained(snapshot, other_chain, survivor.storage)
+                if other is None:
+                    continue
+                if is_carried(other.steps):
+                    others[number].append(other)
+                    cuts |= _reference_of(other, other_chain)
+                else:  # all that the variable leads to
+                    cuts.add((other_chain[other.steps[0].end - 1], other_chain[other.steps[0].end]))
+            if len(cuts) == before:
+                break
+        found = []
+        for (survivor, _), also in zip(explained, others, strict=True):
+            if survivor.key in passing and also:
+                found.append(also[0])
+            else:
+                found.append(replace(survivor, others=tuple(also)))
+        return found
 
     def _with_replaced(
         self, snapshot: Snapshot, reached: Reached, explained: Iterable[tuple[Survivor | None, list[int]]]

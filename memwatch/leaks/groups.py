@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memwatch.heap.names import with_line
-from memwatch.kinds.edges import VertexKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
-from memwatch.leaks.advice import remedy_for, repeated_attribute
+from memwatch.leaks.advice import is_wrapping, remedy_for, repeated_reference, repeats, stores_tensor
 from memwatch.leaks.cause import cause_of, cause_of_thread
 from memwatch.leaks.cut import container_of, edit_of, holder_of
 from memwatch.leaks.excuses import is_latest
@@ -266,7 +266,7 @@ def leak_of(
         grows: True if the leak is one tensor that becomes larger.
         with_graph: True if the tensors are known to have a graph. By default, their paths show it.
     """
-    shown = _shown(group)
+    shown = _without_index(_shown(group))
     nearest = _nearest(group)
     largest = max(
         (survivor for survivor in group if survivor.storage.site == nearest.site),
@@ -281,11 +281,7 @@ def leak_of(
     keeps_graph = with_graph or any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
-    chain = repeated_attribute(edges) if shown.kind is LeakKind.RETAINED else None
-    if chain is not None and (remedy.row.is_of_attribute or remedy.row.is_of_name):
-        remedy = Remedy.CHAIN
-    else:
-        chain = None
+    remedy, attribute = _of_chain(remedy, shown, group, edges)
     if shown.work is not None:
         remedy = Remedy.THREAD
     elif shown.is_replaced:
@@ -308,11 +304,11 @@ def leak_of(
         advice=(known.remedy if known is not None else "")
         or advice(
             remedy,
-            with_graph=keeps_graph and shown.kind.is_reached,
+            with_graph=keeps_graph and shown.kind.is_reached and stores_tensor(cut, edges),
             further=[reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
             is_complete=not any(survivor.has_more_cycles for survivor in group),
             shows_part=shown.kind is LeakKind.RETAINED and _mostly_views(group) and _shows_part(group),
-            attribute=None if chain is None else chain.name,
+            attribute=attribute,
         ),
         tensor=largest.tensor,
         held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),
@@ -325,6 +321,7 @@ def leak_of(
         branch=shown.branch,
         cause=_cause(shown),
         cuts=tuple(lines[id(edge)] for edge in cuts),
+        also=_other_holders(group, holder),
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
@@ -364,6 +361,20 @@ def _shown(group: list[Survivor]) -> Survivor:
     )
 
 
+def _without_index(shown: Survivor) -> Survivor:
+    """Return a survivor without the index of the item of a container that grows: it has items of other calls too."""
+    cut = shown.cut
+    if cut is None or not shown.kind.is_reached or shown.in_place or shown.is_amid:
+        return shown
+    owner = cut.edge.owner
+    is_grown = owner is not None and owner.kind is VertexKind.CONTAINER and (owner.count or 0) > 1
+    if cut.edge.kind is not EdgeKind.ITEM or not is_grown:
+        return shown
+    plain = replace(cut, edge=replace(cut.edge, position=None))
+    steps = [plain if step is cut else step for step in shown.steps]
+    return replace(shown, steps=steps, cut=plain)
+
+
 def _of_main_variable(survivors: Sequence[Survivor]) -> list[Survivor]:
     """Return the survivors behind one variable of a thread: one of the program's calls, or else the fullest one."""
     held = Counter(edit_of(each.cut.edge) for each in survivors if each.cut is not None)
@@ -389,7 +400,7 @@ def _remedy_of_group(
     # if only the graph of a name's value, or of a container's entries, grows, to detach the value is enough
     is_of_values = remedy.row.is_of_name or remedy.row.is_of_container
     if is_of_values and all(each.through_graph for each in group if id(each) not in values):
-        return Remedy.GRAPH
+        return remedy if remedy.row.is_of_container and _gets_objects(shown, group) else Remedy.GRAPH
     if remedy is Remedy.BUFFER and not keeps_graph:
         return Remedy.SUBMODULE  # one more of them: to detach it changes nothing
     if remedy.row.is_of_container and shown.registers_itself:
@@ -397,6 +408,56 @@ def _remedy_of_group(
     if shown.kind is LeakKind.RETAINED and _mostly_views(group) and not _shows_part(group):
         return Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
     return remedy
+
+
+def _of_chain(
+    remedy: Remedy, shown: Survivor, group: list[Survivor], edges: Sequence[Edge]
+) -> tuple[Remedy, str | None]:
+    """Return the remedy of objects of which each keeps the one before, and the attribute that keeps it.
+
+    A name leads to the newest object, and so to all. The remedy of other leaks stays.
+    """
+    cut = None if shown.cut is None else shown.cut.edge
+    if shown.kind is not LeakKind.RETAINED or cut is None or cut.kind.row.is_entry:
+        return remedy, None
+    is_of_value = remedy.row.is_of_attribute or remedy.row.is_of_name
+    repeated = repeated_reference(edges)
+    if is_of_value and repeated is not None:
+        return (Remedy.WRAPPERS, None) if is_wrapping(repeated) else (Remedy.CHAIN, repeated.name)
+    is_of_items = remedy.row.is_of_container or remedy in (Remedy.ITERATOR, Remedy.PARTIAL)
+    if (is_of_value or is_of_items) and repeats(edges) and _gets_deeper(group):
+        return Remedy.NESTED, None
+    return remedy, None
+
+
+def _gets_deeper(group: list[Survivor]) -> bool:
+    """Return True if each run put the earlier tensors at least one reference farther from the root."""
+    lengths: dict[int, int] = {}
+    for each in group:
+        visible = sum(not step.hidden for step in each.steps)
+        lengths[each.storage.run] = min(visible, lengths.get(each.storage.run, visible))
+    ordered = [lengths[run] for run in sorted(lengths)]
+    return len(ordered) > 1 and all(before > after for before, after in pairwise(ordered))
+
+
+def _other_holders(group: Iterable[Survivor], holder: str) -> tuple[str, ...]:
+    """Return what else keeps tensors of a group, in words, the holder of most bytes first."""
+    sizes: Counter[str] = Counter()
+    for survivor in group:
+        for other in survivor.others if survivor.work is None else ():
+            sizes[container_of(other) or holder_of(other)[0]] += survivor.nbytes
+    return tuple(other for other, _ in sizes.most_common() if other != holder)
+
+
+def _gets_objects(shown: Survivor, group: list[Survivor]) -> bool:
+    """Return True if a container has an object, such as a task, for each run, and the object leads to the tensors.
+
+    The tensor that the object has may not be among the survivors, for example because another thread made it.
+    """
+    if shown.cut is None or stores_tensor(shown.cut.edge, [step.edge for step in shown.steps]):
+        return False
+    owner = shown.cut.edge.owner
+    return owner is not None and (owner.count or 0) >= len(_runs(group))
 
 
 def _mostly_views(group: list[Survivor]) -> bool:

@@ -25,14 +25,14 @@ class Reference(NamedTuple):
     """One reference that a path must have. An empty field matches everything.
 
     Attributes:
-        kind: the kind of reference.
+        kinds: the kinds of reference that fit.
         names: identifiers of the attribute or variable.
         owners: names of the owner's class.
         owner_kind: the kind of owner.
         file: a part of the path of the source file that makes the reference, with slashes.
     """
 
-    kind: EdgeKind
+    kinds: EdgeKind | tuple[EdgeKind, ...]
     names: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     owner_kind: VertexKind | None = None
@@ -42,7 +42,7 @@ class Reference(NamedTuple):
         """Return True for an edge that agrees with all fields."""
         owner = edge.owner
         return (
-            edge.kind is self.kind
+            edge.kind in (self.kinds if isinstance(self.kinds, tuple) else (self.kinds,))
             and (not self.names or edge.name in self.names)
             and (not self.owners or (owner is not None and owner.name in self.owners))
             and (self.owner_kind is None or (owner is not None and owner.kind is self.owner_kind))
@@ -151,10 +151,14 @@ KNOWN_LEAKS: Final = (
         library="torch",
         what="LambdaLR keeps its function, and the function keeps the object that has the scheduler",
         link="https://github.com/pytorch/pytorch/issues/47589",
+        remedy=(
+            "give LambdaLR a function that uses values instead of `self`: no bound method, and no lambda that "
+            "captures `self`"
+        ),
         kinds=(LeakKind.CYCLE,),
         references=(
             Reference(EdgeKind.ATTRIBUTE, ("lr_lambdas",), file="/torch/optim/lr_scheduler.py"),
-            Reference(EdgeKind.CLOSURE_CELL),
+            Reference((EdgeKind.CLOSURE_CELL, EdgeKind.BOUND_SELF)),
         ),
     ),
 )  # fmt: skip

@@ -46,7 +46,8 @@ class Leak(ShownAsText):
         tensor: a description of the largest leaked tensor or storage of this line.
         held_s: seconds from the birth of the oldest of these bytes to the check.
         per_call: True if ``nbytes`` and ``count`` are per call that leaks.
-        repeat: the name of such a call: "call"; in ``memwatch leaks`` also "step" of an optimizer, or "pass" of a loop.
+        repeat: the name of such a call: "call"; in ``memwatch leaks`` also "step" of an optimizer, or "pass" of a loop;
+            in a test "run".
         every: for :func:`memwatch.find_leaks`, the number of calls per leak of this size; 1 if each call leaks.
         caller: ``file.py:40 in g``, the line that called the function of ``site``, such as the caller of a factory;
             None if it was not recorded, or only memwatch called.
@@ -70,6 +71,9 @@ class Leak(ShownAsText):
         graph_nodes: nodes of autograd graphs that the leak adds, per call that leaks: those of a graph, or those that
             the largest leak of :func:`memwatch.find_leaks` with a graph adds beside its tensors.
         known: the leak of a library that this is, with a link; None if it is the program's own.
+        hook: the function that calls register as a hook, and where it is defined; empty for other leaks, and if the
+            hooks are of several functions.
+        also: other holders that keep tensors of it: to cut the reference ``cut`` alone does not free these.
     """
 
     kind: LeakKind
@@ -101,6 +105,8 @@ class Leak(ShownAsText):
     known: KnownLeak | None = None
     repeat: str = "call"
     container: str = ""
+    hook: str = ""
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text
@@ -131,6 +137,8 @@ class Leak(ShownAsText):
         if self.caller is not None:
             made_at += words.CALLED_FROM.format(caller=self.caller)
         made = [made_at] * (self.kind is not LeakKind.HOOKS)
+        if self.hook:
+            made.append(words.HOOK_LINE.format(hook=self.hook))
         if self.graph_nodes and self.kind is not LeakKind.GRAPH:
             line = words.nodes_line(
                 self.graph_nodes,
@@ -140,12 +148,14 @@ class Leak(ShownAsText):
                 every=self.every,
             )
             made.append(line)
-        lines = [
-            self.headline(),
-            *made,
-            f"  {words.TEXT_FROM_ROOT if self.kind.is_reached else words.TEXT_CYCLE}",
-        ]
-        lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
+        lines = [self.headline(), *made]
+        if self.kind.is_reached and len(self.edges) == 1:  # the headline has it, but for its line
+            lines[0] += words.place_of(self.edges[0])
+        else:
+            lines.append(f"  {words.TEXT_FROM_ROOT if self.kind.is_reached else words.TEXT_CYCLE}")
+            lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
+        if self.also:
+            lines.append(words.also_line(self.also))
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
         if self.beside:

@@ -67,6 +67,8 @@ class Survivor:
         if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
         work: the function of a thread that holds it, if the runs started the thread: to end the thread frees all that
             its calls hold, whichever of their variables holds it.
+        others: the same storage, explained by the holders that keep it once the references to cut are gone; searched
+            for in the first of several calls only.
     """
 
     storage: NewStorage
@@ -94,6 +96,7 @@ class Survivor:
     in_place: bool = False
     if_kept: Survivor | None = None
     work: Vertex | None = None
+    others: tuple[Survivor, ...] = ()
 
     def of_kind(self) -> Survivor:
         """Return an unreachable survivor with the kind of its leak, once a collection has freed what it can."""

@@ -25,14 +25,14 @@ from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.cause import cause_of, series_of
-from memwatch.leaks.diagnose import diagnose, gradient_accumulators
+from memwatch.leaks.diagnose import diagnose, nodes_of_graphs
 from memwatch.leaks.excuses import Exemptions, exempt_edges
 from memwatch.leaks.groups import leak_of
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind, with_line_of_change
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.edges import edge_phrase
-from memwatch.words.leaks import advice, hook_holder_phrase, path_lines
+from memwatch.words.leaks import advice, hook_holder_phrase, hook_phrase, path_lines
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -87,12 +87,13 @@ def leaks_of_hooks(
     told = {series_of(edge) for leak in beside for edge in leak.edges}
     # the tables of one function come as one leak: a loop over the parameters registers it on each of them
     found: dict[object, list[tuple[tuple[Edge, ...], int]]] = {}
+    functions: dict[object, CodeType | None] = {}
     with Snapshot(tables, list(held)) as snapshot:
         closed = snapshot.barriers()
         tree = search(snapshot, snapshot.root_groups(), closed=closed)
         # the way through a module names a parameter better than the ways through its optimizer and a graph
         optimizers = snapshot.positions(map(id, snapshot.instances(Optimizer)))
-        passed_by = closed.union(optimizers, gradient_accumulators(snapshot))
+        passed_by = closed.union(optimizers, nodes_of_graphs(snapshot))
         by_modules = search(snapshot, snapshot.root_groups(), closed=passed_by)
         for table in tables:
             position = snapshot.position(table)
@@ -101,20 +102,26 @@ def leaks_of_hooks(
             edges = tuple(step.edge for step in steps)
             if edges and series_of(edges[-1]) not in told:
                 count = sum(number >= numbers[0] for number in _numbers(table))
-                key = _function_of_hooks(table, numbers[0]) or id(table)
-                found.setdefault((edges[-1].kind, key, count), []).append((edges, count))
-    leaks = [_leak_of_table(*each[0], calls, tables=len(each)) for each in found.values()]
+                code = _function_of_hooks(table, numbers[0])
+                place = id(table) if code is None else (code.co_filename, code.co_firstlineno)
+                key = edges[-1].kind, place, count
+                found.setdefault(key, []).append((edges, count))
+                functions[key] = code
+    leaks = [
+        _leak_of_table(*each[0], calls, tables=len(each), function=functions[key])
+        for key, each in found.items()
+    ]
     return sorted(leaks, key=lambda leak: -leak.count)
 
 
-def _function_of_hooks(table: Any, first: int) -> tuple[str, int] | None:
-    """Return the place of the one function whose hooks a table has from a number on; None if there are several."""
+def _function_of_hooks(table: Any, first: int) -> CodeType | None:
+    """Return the code of the one function whose hooks a table has from a number on; None if there are several."""
     hooks = [
         hook for number, hook in list(OrderedDict.items(table)) if type(number) is int and number >= first
     ]
     codes = [_code_of(hook) for hook in hooks]
     places = {None if code is None else (code.co_filename, code.co_firstlineno) for code in codes}
-    return places.pop() if len(places) == 1 else None
+    return codes[0] if len(places) == 1 else None
 
 
 def leaks_of_new_hooks(first: int, exempt: Exemptions) -> list[Leak]:
@@ -139,7 +146,8 @@ def leaks_of_new_hooks(first: int, exempt: Exemptions) -> list[Leak]:
             position = snapshot.position(table)
             if snapshot.is_old(position) and tree.reaches(position):
                 edges = tuple(step.edge for step in steps_of(snapshot, tree.path(position)))
-                leaks.append(_leak_of_table(edges, count, 1, per_call=False))
+                function = _function_of_hooks(table, first)
+                leaks.append(_leak_of_table(edges, count, 1, per_call=False, function=function))
     return sorted(leaks, key=lambda leak: -leak.count)
 
 
@@ -167,7 +175,13 @@ def _code_of(hook: Any) -> CodeType | None:
 
 
 def _leak_of_table(
-    edges: tuple[Edge, ...], count: int, calls: int, *, per_call: bool = True, tables: int = 1
+    edges: tuple[Edge, ...],
+    count: int,
+    calls: int,
+    *,
+    per_call: bool = True,
+    tables: int = 1,
+    function: CodeType | None = None,
 ) -> Leak:
     """Return the leak of some tables that got the same hooks.
 
@@ -177,6 +191,7 @@ def _leak_of_table(
         calls: the number of calls that registered them.
         per_call: True if the figures are per call.
         tables: the number of tables.
+        function: the code of the hooks; None if they are of several functions.
     """
     cut = edges[-1]
     every = max(1, round(calls / count))
@@ -194,7 +209,12 @@ def _leak_of_table(
         edges=edges,
         cut=cut,
         cause=cause_of(LeakKind.HOOKS, cut, edges, 0),
+        hook="" if function is None else hook_phrase(*_place_of(function)),
     )
+
+
+def _place_of(function: CodeType) -> tuple[str, str, int]:
+    return function.co_name, function.co_filename, function.co_firstlineno
 
 
 def _has_all(table: Any, numbers: Sequence[int]) -> bool:

@@ -58,7 +58,8 @@ def phrase_without_owner(edge: Edge, owner: str = "") -> str:
 
 def _template(edge: Edge) -> str:
     row = edge.kind.row
-    if row.words_by_position is not None and (edge.position is not None or edge.name is None):
+    has_name = edge.name is not None or "{name}" not in row.words
+    if row.words_by_position is not None and (edge.position is not None or not has_name):
         return row.words_by_position
     return row.words
 

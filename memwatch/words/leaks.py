@@ -10,7 +10,7 @@ from memwatch.device_names import CPU, is_host
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.kinds.remedies import Remedy
 from memwatch.sizes import format_bytes
-from memwatch.words.edges import edge_line, edge_phrase
+from memwatch.words.edges import edge_line, edge_phrase, reference_phrase
 from memwatch.words.places import place
 
 if TYPE_CHECKING:
@@ -47,11 +47,17 @@ ONE_FREED_SINCE: Final = (
     "emptied now and then"
 )
 UNKNOWN_LINE: Final = "unknown line"
+HOOK: Final = "hook `{function}`, defined at {place}"
+HOOK_LINE: Final = "  {hook}"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
 BESIDE: Final = "  and {objects} per {repeat}"
 MORE_OBJECTS: Final = "{count} more objects of type {name}"
 MORE_OBJECT: Final = "1 more object of type {name}"
+ALSO: Final = "  also kept by: {holders}"
 KNOWN: Final = "  known leak of {library}: {what} ({link})"
+KNOWN_BESIDE: Final = "known leak of {library}: {what} ({link})"
+KNOWN_REMEDY: Final = "{known}. If it is one here, {remedy}"
+"""The same below a line about memory that grew."""
 ADVICE: Final = "  advice: {advice}"
 NO_LEAKS: Final = "No leaks found"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
@@ -84,6 +90,11 @@ LEFT_OUT: Final = "..."
 
 MORE_REFERENCES: Final = "... {count} more references, within C++ ..."
 """In place of the middle of a long way through an autograd graph."""
+SAME_LINE_AGAIN: Final = "... the last line repeats {times} more times ..."
+SAME_LINES_AGAIN: Final = "... the last {count} lines repeat {times} more times ..."
+"""In place of the references of a path that repeat, as of a wrapper around a wrapper."""
+_MOST_IN_STRETCH: Final = 4  # references that repeat together
+_FEWEST_LEFT_OUT: Final = 2  # lines; one line takes no more room than the words in its place
 _MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal shows
 _AT_AN_END: Final = 3
 _COMPREHENSIONS: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
@@ -102,12 +113,13 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "The program leaks {parts}. The advice below fixes it:"
+GROW_BY_ROUND: Final = "The program leaks {parts}. What keeps it, and what to change:"
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
 OF_LOOP: Final = "pass"
 OF_POOL: Final = "task"
+OF_TEST: Final = "run"
 ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "pass of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
@@ -398,6 +410,32 @@ def kept_line(
     return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=_first_of(held))
 
 
+class Known(Protocol):
+    """A leak of a library as far as its line needs it."""
+
+    @property
+    def library(self) -> str:
+        """The library."""
+
+    @property
+    def what(self) -> str:
+        """The objects that it keeps."""
+
+    @property
+    def link(self) -> str:
+        """The public issue."""
+
+    @property
+    def remedy(self) -> str:
+        """The change that ends it, or an empty text."""
+
+
+def known_line(known: Known) -> str:
+    """Return that memory which grew is the known leak of a library, and the remedy."""
+    line = KNOWN_BESIDE.format(library=known.library, what=known.what, link=known.link)
+    return KNOWN_REMEDY.format(known=line, remedy=known.remedy) if known.remedy else line
+
+
 def not_searched_line(
     steps: int, *, optimizers: int, fewest_steps: int, fewest_passes: int, has_loops: bool
 ) -> str:
@@ -458,6 +496,16 @@ def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def also_line(holders: Sequence[str]) -> str:
+    """Return what else keeps the tensors of a leak, as a line under it."""
+    return ALSO.format(holders=_first_of(holders))
+
+
+def place_of(edge: Edge) -> str:
+    """Return the place to edit a reference, as it follows the words for the reference; empty if they have it."""
+    return reference_phrase(edge).removeprefix(edge_phrase(edge))
+
+
 def shortened(path: Sequence[str], edges: Sequence[Edge]) -> list[str]:
     """Return the lines of a path without the middle of each long row of references within C++.
 
@@ -474,8 +522,35 @@ def shortened(path: Sequence[str], edges: Sequence[Edge]) -> list[str]:
         count = len(texts) - 2 * _AT_AN_END
         if hidden and len(texts) > _MOST_HIDDEN:
             texts[_AT_AN_END:-_AT_AN_END] = [MORE_REFERENCES.format(count=count)]
-        lines += texts
+        lines += texts if hidden else _without_repeats(texts)
     return lines
+
+
+def _without_repeats(texts: Sequence[str]) -> list[str]:
+    """Return lines without the further repeats of a stretch that follows itself, and a line that counts them."""
+    lines: list[str] = []
+    at = 0
+    while at < len(texts):
+        count, times = max(
+            ((count, _times(texts, at, count)) for count in range(1, _MOST_IN_STRETCH + 1)),
+            key=lambda found: (found[0] * (found[1] - 1), -found[0]),
+        )
+        if count * (times - 2) < _FEWEST_LEFT_OUT:
+            lines.append(texts[at])
+            at += 1
+            continue
+        again = SAME_LINE_AGAIN if count == 1 else SAME_LINES_AGAIN
+        lines += [*texts[at : at + count], again.format(count=count, times=times - 1)]
+        at += count * times
+    return lines
+
+
+def _times(texts: Sequence[str], at: int, count: int) -> int:
+    """Return how often the next lines, so many, come in a row."""
+    times = 1
+    while texts[at : at + count] == texts[at + times * count : at + (times + 1) * count]:
+        times += 1
+    return times
 
 
 def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
@@ -488,6 +563,11 @@ def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
     """Return what hooks are registered on: an object, and how many more have the same hook."""
     holder = holder_phrase(edges)
     return holder if tables == 1 else HOOKS_OF_MORE.format(holder=holder, count=tables - 1)
+
+
+def hook_phrase(function: str, file: str, line: int) -> str:
+    """Return the function that is registered as a hook, and where it is defined."""
+    return HOOK.format(function=function, place=place(file, line))
 
 
 class OnDevice(Protocol):

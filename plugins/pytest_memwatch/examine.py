@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pytest
 
 from memwatch.sizes import format_bytes
+from memwatch.words.leaks import OF_TEST
 from pytest_memwatch.ignore import kept_by_cache, made_by_machinery
 from pytest_memwatch.measure import Measurement, describe
 from pytest_memwatch.outcome import FindingsError, PeakError
@@ -233,7 +234,11 @@ class Examination:
     def may_be_emptied(self) -> bool:
         """Whether the test failed only because live objects keep tensors, without asking for the check."""
         is_leak = self.data["failed"] == "leak" and self.checks.single_pass
-        return is_leak and any(self._left.values()) and all(leak["kind"] == "retained" for leak in self.data["leaks"])
+        return (
+            is_leak
+            and any(self._left.values())
+            and all(leak["kind"] == "retained" for leak in self.data["leaks"])
+        )
 
     @property
     def is_emptied(self) -> bool:
@@ -270,7 +275,8 @@ class Examination:
                 repeated(*args, **kwargs)
             warmup = max(0, warmup - 1)  # the measured run is a warm-up run too
         schedule = schedule_of(warmup, runs, least=_LEAST_RUNS)
-        self.leaks = find_growth(repeated, args, kwargs, schedule, followed=_without_instance(body))
+        found = find_growth(repeated, args, kwargs, schedule, followed=_without_instance(body))
+        self.leaks = [replace(leak, repeat=OF_TEST) for leak in found]
         self.data["check"] = "growth"
         return self._repeated.result
 

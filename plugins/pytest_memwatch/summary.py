@@ -55,6 +55,8 @@ MOST_SUMMARY_TESTS: Final = 10
 """Lines of failures, and of the short summary, that leaks may take."""
 MOST_REPORT_LINES: Final = 120
 _OTHER_LINES: Final = 20  # pytest's titles, and the sections that follow the causes: a guess
+MOST_NAMES: Final = 60
+"""Names of tests in one line. A guess: in a suite with more failures somebody will use -v."""
 Folded = tuple["list[pytest.TestReport]", str]
 """The reports to show, and a line about those that are left out; empty if none is."""
 
@@ -521,18 +523,33 @@ def _lines_of(report: pytest.TestReport) -> int:
 
 
 def _tests_of_each_cause(reports: list[pytest.TestReport]) -> Folded:
-    """List a few tests of each cause, and not many in all."""
+    """List a few tests of each cause, and not many in all. One line has the names of the others."""
     kept: list[pytest.TestReport] = []
-    count, left_out = 0, 0
+    count = 0
+    others: list[pytest.TestReport] = []
     chosen = one_for_each_cause(reports, SHOWN_TESTS)
     for report in chosen:
         is_leak = bool(_causes_alone(report))
         if is_leak and count >= MOST_SUMMARY_TESTS:
-            left_out += 1
+            others.append(report)
             continue
         count += is_leak
         kept.append(report)
-    return kept, f"and {counted_tests(left_out)} with other causes; -v shows each" if left_out else ""
+    listed = set(map(id, chosen))
+    same = [report for report in reports if id(report) not in listed]
+    lines = [
+        f"and {counted_tests(len(left_out))} with {which} causes (-v shows each): {_names(left_out)}"
+        for which, left_out in (("other", others), ("the same", same))
+        if left_out
+    ]
+    return kept, "\n".join(lines)
+
+
+def _names(reports: Sequence[pytest.TestReport]) -> str:
+    """Return the names of tests, up to a number that a line can have."""
+    names = [report.nodeid for report in reports[:MOST_NAMES]]
+    more = len(reports) - len(names)
+    return ", ".join([*names, *[f"{more} more"] * (more > 0)])
 
 
 def tests_by_cause(reports: list[pytest.TestReport]) -> Counter[str]:

@@ -1529,3 +1529,45 @@ def test_hooks_of_a_parameter_are_found_by_its_module_and_not_by_a_loss(
     assert done.returncode == is_leak
     assert ("parameter 'weight' of Linear" in done.stdout) is is_leak
     assert "`loss`" not in done.stdout
+
+
+DESCENT = """
+import torch
+def energy(x):
+    return (x.sin() * x.roll(1)).sum()
+def descend(x, passes):
+    for _ in range(passes):
+        (g,) = torch.autograd.grad(energy(x), x, create_graph=True)
+        x = (x - 0.1 * g){detach}
+    return energy(x).item()
+descend(torch.randn(256, requires_grad=True), 20)
+"""
+TWO_HOLDERS = """
+import torch
+weight = torch.ones(64, requires_grad=True)
+kept, state = [], torch.zeros(64)
+def train():
+    global state
+    for _ in range(20):
+        state = torch.tanh(state + weight)
+        kept.append(state{detach})
+train()
+"""
+
+
+def test_the_variable_that_carries_a_graph_from_pass_to_pass_is_named(shell_memwatch):
+    """Each pass assigns `g` before it reads it. Its value leads to all earlier ones, but to detach it ends nothing."""
+    done = shell_memwatch("leaks", "-c", DESCENT.format(detach=""))
+    assert done.returncode == 1
+    assert "`x` of descend" in done.stdout
+    assert "`g`" not in done.stdout
+    assert shell_memwatch("leaks", "-c", DESCENT.format(detach=".detach().requires_grad_()")).returncode == 0
+
+
+def test_a_second_holder_of_the_same_tensors_is_named(shell_memwatch):
+    """To empty the list would leave the graphs of the state."""
+    done = shell_memwatch("leaks", "-c", TWO_HOLDERS.format(detach=""))
+    assert done.returncode == 1
+    assert "global `kept`" in done.stdout
+    assert "also kept by: global `state`" in done.stdout.replace("\n      ", " ")
+    assert "mends it" not in done.stdout

@@ -156,6 +156,24 @@ class Run:
         self.schedule.step()
 
 
+class RunOfMethod(Run):
+    def __init__(self, *, mended):
+        super().__init__(mended=True)
+        function = rate_of if mended else self.rate_at
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, function)
+
+    def rate_at(self, epoch):
+        return rate_of(epoch)
+
+
+def rate_of(_epoch):
+    return 1.0
+
+
+def method_of_scheduler(*, mended):
+    return lambda: RunOfMethod(mended=mended).step()
+
+
 def lambda_of_scheduler(*, mended):
     return lambda: Run(mended=mended).step()
 
@@ -168,5 +186,6 @@ PROGRAMS = {
     "lightning": ("lightning", "pytorch-lightning/issues/18289", fit_of_lightning),
     "create_graph": ("torch", "pytorch/issues/7343", backward_that_creates_a_graph),
     "ctx": ("torch", "pytorch/issues/25340", output_on_ctx),
+    "LambdaLR of a method": ("torch", "pytorch/issues/47589", method_of_scheduler),
     "LambdaLR": ("torch", "pytorch/issues/47589", lambda_of_scheduler),
 }

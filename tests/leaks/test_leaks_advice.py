@@ -249,7 +249,7 @@ RULES = [
     (Remedy.TENSOR_HOOK, hook_of_own_tensor, hook_of_gradient_alone),
     (Remedy.CACHED_METHOD, cached_method, cached_property),
     (Remedy.REGISTRY, registry, weak_registry),
-    (Remedy.CLOSURE_CELL, closure, passed_as_argument),
+    (Remedy.FUNCTION_PER_CALL, closure, passed_as_argument),
     (Remedy.EXCEPTION, exception, exception_without_traceback),
     (Remedy.CONTEXT_VARIABLE, context_variable, context_variable_reset),
     # from Python 3.14 on, gc shows what atexit keeps

@@ -263,6 +263,10 @@ HAVE_A_TEST = {
     Remedy.CLOSURE_OF_SELF: test_leaks_cuts.test_a_function_that_closes_over_self_is_told_to_hold_it_weakly,
     Remedy.ATTRIBUTE: test_leaks_zoo.of_one_pass,
     Remedy.CHAIN: test_leaks_advice_of_values.test_a_chain_of_objects_is_named_by_its_attribute,
+    Remedy.NESTED: test_leaks_advice_of_values.test_an_iterator_around_the_one_of_the_call_before_is_no_container,
+    Remedy.CLOSURE_CELL: (
+        test_leaks_advice_taken.test_of_a_function_under_a_new_name_the_captured_variable_is_named
+    ),
     Remedy.UNFINISHED_RESULT: (
         test_leaks_advice_of_values.test_the_list_of_a_comprehension_is_told_as_an_unfinished_result
     ),

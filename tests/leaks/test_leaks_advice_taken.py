@@ -371,15 +371,35 @@ def test_a_list_that_a_closure_captured_before_the_calls_is_the_list_that_grows(
     assert find_leaks(lambda: window.append(data())) == []
 
 
-def test_of_a_function_that_each_call_keeps_the_captured_variable_is_named():
+def test_of_functions_in_a_list_the_list_that_grows_is_named():
     functions = []
 
     def keeps_a_function():
         value = data()
         functions.append(lambda: value)
 
+    def empties_the_list():
+        keeps_a_function()
+        functions.clear()
+
+    [leak] = find_leaks(keeps_a_function)
+    assert leak.advice == advice(Remedy.FUNCTION_PER_CALL)
+    assert find_leaks(empties_the_list) == []
+
+
+def test_of_a_function_under_a_new_name_the_captured_variable_is_named():
+    names = types.SimpleNamespace()
+
+    def keeps_a_function():
+        value = data()
+        setattr(names, f"callback_{next(NUMBERS)}", lambda: value)
+
+    def passes_an_argument():
+        setattr(names, f"callback_{next(NUMBERS)}", lambda value: value)
+
     [leak] = find_leaks(keeps_a_function)
     assert leak.advice == advice(Remedy.CLOSURE_CELL)
+    assert find_leaks(passes_an_argument) == []
 
 
 class Channel:

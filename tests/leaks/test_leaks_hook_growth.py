@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
@@ -14,6 +15,7 @@ from memwatch.words.leaks import advice
 LAYER = nn.Linear(8, 8)
 WEIGHT = torch.ones(3, requires_grad=True)
 OPTIMIZER = None
+OF_MODULES = (EdgeKind.SUBMODULE, EdgeKind.PARAMETER)
 KEPT: list[nn.Module] = []
 
 
@@ -217,3 +219,20 @@ def test_hooks_of_one_function_that_are_set_up_at_once_are_no_leak():
 
     assert hooks_left(sets_up) == []
     assert hooks_left(sets_up) == [(LeakKind.HOOKS, 2)]
+
+
+def test_a_hook_is_named_with_the_place_of_its_function():
+    (leak,) = find_leaks(on_a_module)
+    line = does_nothing.__code__.co_firstlineno
+    assert leak.hook.startswith("hook `does_nothing`, defined at ")
+    assert leak.hook.endswith(f"test_leaks_hook_growth.py:{line}")
+    assert leak.hook in str(leak)
+
+
+def test_hooks_of_a_layers_weight_are_shown_through_the_layer():
+    """A graph that the program keeps leads to the weight too, by a shorter path."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
+    KEPT.append(model(torch.ones(1, 4)))
+    (leak,) = find_leaks(lambda model: model[0][0].weight.register_hook(does_nothing), model)
+    assert EdgeKind.GRAD_FN not in [edge.kind for edge in leak.edges], leak
+    assert [edge.name for edge in leak.edges if edge.kind in OF_MODULES] == ["0", "0", "weight"], leak

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import gc
 import inspect
+import logging
 import queue
 import threading
+import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as futures_thread
@@ -257,3 +259,57 @@ def test_the_objects_of_a_search_are_no_objects_of_the_program():
 
     [leak] = find_leaks(step)
     assert not any(name == "RLock" for name, _ in leak.beside)
+
+
+def test_an_item_of_a_list_that_grows_has_no_index():
+    kept = []
+    [leak] = find_leaks(lambda: kept.append(torch.ones(64)))
+    assert leak.reference == "an item of a list of 5"
+    assert leak.path[-1] == "an item of a list of 5 -> Tensor [64] float32"
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        LAST.append(torch.ones(64))
+    assert caught.value.leaks[0].reference == "item [0] of list of 1"
+
+
+LAST: list[torch.Tensor] = []
+MASK: torch.Tensor | None = None
+
+
+def bind():
+    global MASK  # noqa: PLW0603
+    MASK = torch.ones(64) @ WEIGHT
+
+
+WEIGHT = torch.ones(64, requires_grad=True)
+
+
+def test_a_path_of_one_reference_is_no_path_beside_the_headline():
+    numbers = iter(range(100))
+    settings = types.SimpleNamespace()
+    [leak] = find_leaks(lambda: setattr(settings, f"mask_{next(numbers)}", torch.ones(64)))
+    assert len(leak.edges) > 1
+    assert "path from the root:" in str(leak)
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        bind()
+    [leak] = caught.value.leaks
+    assert len(leak.edges) == 1
+    text = str(leak)
+    assert "path from the root:" not in text
+    assert text.count("global `MASK`") == 1
+
+
+class Filter:
+    def __init__(self):
+        self.mask = torch.ones(64)
+
+    def filter(self, record):
+        return self.mask is not record
+
+
+def test_a_filter_of_a_logger_is_found_from_the_root_logger():
+    """Many modules have a logger, and each leads to all."""
+    name = "memwatch.tests.of_a_path"
+    [leak] = find_leaks(lambda: logging.getLogger(name).addFilter(Filter()))
+    assert leak.holder.startswith("global `root` of module logging -> attribute .manager of RootLogger"), leak
+    assert repr(name) in leak.holder
+    logging.getLogger(name).filters.clear()

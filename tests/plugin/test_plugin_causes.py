@@ -177,9 +177,12 @@ def test_a_suite_with_many_causes_has_a_report_of_120_lines(session):
             "Leaks: 60 tests, 41 causes",
             "cause-*  60 tests, *: freed only by gc: cycle through attribute .checked of Shared*",
             "and * more causes (all of them with -v or --memwatch-json)",
-            "and * tests with other causes; -v shows each",
+            "and * tests with other causes (-v shows each): *::test_*",
         ]
     )
+    text = result.stdout.str()
+    assert [name for number in range(26) if (name := f"::test_both[{number}]") not in text] == []
+    assert [name for number in range(20) if (name := f"::test_shared[{number}]") not in text] == []
 
 
 def test_each_cause_has_a_line_while_the_report_has_room(session):
