@@ -90,8 +90,8 @@ LEFT_OUT: Final = "..."
 
 MORE_REFERENCES: Final = "... {count} more references, within C++ ..."
 """In place of the middle of a long way through an autograd graph."""
-SAME_LINE_AGAIN: Final = "... the last line repeats {times} more times ..."
-SAME_LINES_AGAIN: Final = "... the last {count} lines repeat {times} more times ..."
+SAME_LINE_AGAIN: Final = "... {more} more references like the last one ..."
+SAME_LINES_AGAIN: Final = "... {more} more rows like the last {count} references ..."
 """In place of the references of a path that repeat, as of a wrapper around a wrapper."""
 _MOST_IN_STRETCH: Final = 4  # references that repeat together
 _FEWEST_LEFT_OUT: Final = 2  # lines; one line takes no more room than the words in its place
@@ -540,7 +540,7 @@ def _without_repeats(texts: Sequence[str]) -> list[str]:
             at += 1
             continue
         again = SAME_LINE_AGAIN if count == 1 else SAME_LINES_AGAIN
-        lines += [*texts[at : at + count], again.format(count=count, times=times - 1)]
+        lines += [*texts[at : at + count], again.format(count=count, more=times - 1)]
         at += count * times
     return lines
 

@@ -128,7 +128,7 @@ def test_a_path_shows_repeated_references_once():
     shown = str(leak).splitlines()
     assert len(leak.path) > 20
     assert len(shown) < 12, leak
-    assert [line for line in shown if "the last line repeats" in line], leak
+    assert [line for line in shown if "more references like the last one" in line], leak
 
 
 def test_an_iterator_around_the_one_of_the_call_before_is_no_container():
