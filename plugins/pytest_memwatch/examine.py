@@ -233,7 +233,11 @@ class Examination:
     def may_be_emptied(self) -> bool:
         """Whether the test failed only because live objects keep tensors, without asking for the check."""
         is_leak = self.data["failed"] == "leak" and self.checks.single_pass
-        return is_leak and any(self._left.values()) and all(leak["kind"] == "retained" for leak in self.data["leaks"])
+        return (
+            is_leak
+            and any(self._left.values())
+            and all(leak["kind"] == "retained" for leak in self.data["leaks"])
+        )
 
     @property
     def is_emptied(self) -> bool:

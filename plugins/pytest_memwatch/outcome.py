@@ -208,7 +208,7 @@ class Postponed:
         for item, report, examination in waiting:
             if report.failed and examination.is_emptied:
                 _forget_leaks(report)
-            _move_freed(report.memwatch, examination)  # type: ignore[attr-defined]
+            _move_freed(report.memwatch, examination)
             with _as_current_item(item):
                 item.ihook.pytest_runtest_logreport(report=report)
 
