@@ -82,7 +82,7 @@ CLASS_PER_CALL = """
 
 
 def test_a_class_that_torch_makes_per_call_is_torchs_own_cycle(session):
-    """One is freed by gc. C holds the others, as after a compilation: in a loop with the graph, and without."""
+    """The first one is freed by gc. C holds the others, as after a compilation: with the graph, and without."""
     source = f"""{CLASS_PER_CALL}
     def test_freed_by_gc(): apply()
     def test_held_in_c(): hold_in_c(type(apply().grad_fn)._forward_cls)
