@@ -150,9 +150,9 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return _behind_attribute(cut, path) or remedy
     if remedy is not None and remedy.row.is_of_function and held_by_hook(cut, path):
         return Remedy.MODULE_HOOK
-    if remedy is Remedy.CLOSURE_CELL and cut is not None and _is_entry(cut):
-        return Remedy.FUNCTION_PER_CALL
-    return _or_of_self(remedy, holder)
+    remedy = _or_of_self(remedy, holder)
+    is_kept_function = remedy is Remedy.CLOSURE_CELL and cut is not None and _is_entry(cut)
+    return Remedy.FUNCTION_PER_CALL if is_kept_function else remedy
 
 
 def stores_tensor(cut: Edge | None, path: Sequence[Edge]) -> bool:
