@@ -95,11 +95,12 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     grown = _lines_of_growth(growth, told)
     parts += grown
     if not is_leak:
-        parts += [*_lines_of_held(growth, at_end, told), *_undecided_lines(growth)]
+        parts += _undecided_lines(growth)
     if parts:  # on standard output, so that it has all findings
         emit(_wrapped("\n".join(parts), line_width(None)))
     if not is_leak:
         _say_what_was_searched(growth, at_end, is_clean=is_clean, has_grown=bool(grown))
+        _say_what_is_held(growth, at_end, told)
     return int(is_leak)
 
 
@@ -122,21 +123,22 @@ def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
     return lines
 
 
-def _lines_of_held(growth: ProgramGrowth, at_end: list[Leak], told: set[str]) -> list[str]:
-    """Return lines for what rounds kept for a while, and for what names at the top level hold at the end."""
+def _say_what_is_held(growth: ProgramGrowth, at_end: list[Leak], told: set[str]) -> None:
+    """Print what rounds kept for a while, and what names at the top level hold at the end.
+
+    The former is no leak, and most of the latter is a result, so these are no findings.
+    """
     from memwatch.words import leaks as words
 
-    lines = []
     freed_by_place = {rounds.place: rounds.freed[0] for rounds in growth.rounds if rounds.freed}
     freed = {leak.cause: (place, leak) for place, leak in freed_by_place.items() if leak.cause not in told}
     for place, leak in freed.values():
-        lines.append(words.freed_line(place, leak, leak.holder))
+        say(words.freed_line(place, leak, leak.holder))
     collections = _collections_at_end(growth, at_end)
     for template, has_graphs in ((words.GRAPHS_AT_END, True), (words.HELD_AT_END, False)):
         rows = _rows([leak for leak in collections if _has_graphs(leak, growth) is has_graphs], told)
         if rows:
-            lines.append(template.format(held=words.held_phrase(rows)))
-    return lines
+            say(template.format(held=words.held_phrase(rows)))
 
 
 def _collections_at_end(growth: ProgramGrowth, at_end: list[Leak]) -> list[Leak]:
