@@ -54,7 +54,7 @@ MOST_FAILURE_LINES: Final = 36
 MOST_SUMMARY_TESTS: Final = 10
 """Lines of failures, and of the short summary, that leaks may take."""
 MOST_REPORT_LINES: Final = 120
-_OTHER_LINES: Final = 20  # pytest's titles, and the sections that follow the causes: a guess
+_OTHER_LINES: Final = 22  # pytest's titles, and the sections that follow the causes: a guess
 MOST_NAMES: Final = 60
 """Names of tests in one line. A guess: in a suite with more failures somebody will use -v."""
 Folded = tuple["list[pytest.TestReport]", str]
