@@ -108,7 +108,7 @@ class NearbySearch(HolderSearch):
 
     def rest_is_in_c(self) -> bool:
         """Return True if the rest is of the sorts that C++ alone is known to hold, and gc shows no holder of it."""
-        if not all(id(made) in self.may_be_in_c for made in self.rest):
+        if not self.rest or not all(id(made) in self.may_be_in_c for made in self.rest):
             return False
         if not self._known.are_held_by_c(self.rest):
             return False
