@@ -297,8 +297,8 @@ def state_of_forward(facts: Facts, replaced: dict[int, str]) -> StateOfForward:
     """
     tables = facts.capture.tables
     ops, uses, roles = tables["ops"], tables["uses"], tables["roles"]
-    name_of = _names_of_state(facts)
-    is_write = (uses["access"] == _WRITE) & np.isin(uses["storage"], list(name_of))
+    states = roles["storage"][np.isin(roles["role"], _STATES)]
+    is_write = (uses["access"] == _WRITE) & np.isin(uses["storage"], states)
     is_write &= (ops["phase"][uses["op"]] == FORWARD) & (ops["module"][uses["op"]] != NONE)
     is_write &= ~_is_harmless_write(facts)[uses["op"]]
     # a module may make its parameters in its first forward, as nn.LazyLinear does
@@ -311,7 +311,7 @@ def state_of_forward(facts: Facts, replaced: dict[int, str]) -> StateOfForward:
         written.update(roles["storage"][rows].tolist())
     if not written:
         return StateOfForward((), (), ())
-    names = {storage: name_of[storage] for storage in written}
+    names = _names_of_state(facts, written)
     first_op = int(
         uses["op"][np.isin(uses["storage"], list(written)) & (ops["module"][uses["op"]] != NONE)].min()
     )
@@ -322,11 +322,12 @@ def state_of_forward(facts: Facts, replaced: dict[int, str]) -> StateOfForward:
     return StateOfForward(tuple(sorted(of_read)), tuple(unread), tuple(sorted(attributes)))
 
 
-def _names_of_state(facts: Facts) -> dict[int, str]:
-    """Return the name of each storage that was a parameter or buffer."""
+def _names_of_state(facts: Facts, storages: set[int]) -> dict[int, str]:
+    """Return the names of some storages that were parameters or buffers."""
     roles, tree = facts.capture.tables["roles"], facts.places.module_tree
     found = {}
-    for row in np.flatnonzero(np.isin(roles["role"], _STATES)).tolist():
+    is_wanted = np.isin(roles["role"], _STATES) & np.isin(roles["storage"], list(storages))
+    for row in np.flatnonzero(is_wanted).tolist():
         module, name = int(roles["module"][row]), str(facts.strings[roles["name"][row]])
         is_inside = module != NONE and tree.parents[module] != NONE
         prefix = tree.names[module] if is_inside else ""
@@ -338,7 +339,8 @@ def _is_harmless_write(facts: Facts) -> NDArray[np.bool_]:
     """Return for each op whether it writes running statistics, or something else that no training reads."""
     ops, strings = facts.capture.tables["ops"], facts.strings
     classes = facts.places.module_tree.classes
-    of_norm = np.array([any(name in each for name in _NORMS) for each in classes] + [False], dtype=bool)
+    norms = {each for each in set(classes) if any(name in each for name in _NORMS)}
+    of_norm = np.array([*map(norms.__contains__, classes), False], dtype=bool)
     chosen = [
         number for number in np.unique(ops["name"]).tolist()
         if any(name in str(strings[number]) for name in _HARMLESS_WRITES)
