@@ -108,12 +108,12 @@ class Profile(Reading):
     def _end_for_another(self) -> None:
         """End the recording for a block of the program, if this is the thread and process that began it."""
         session = self._session
-        with suppress(MemwatchError):  # of another thread: the program's block is told that one is open
-            if session is not None:
-                session.check_place()
-                session.note(words.GAVE_WAY_KIND, words.GAVE_WAY)
-                self.__exit__(None, None, None)
-            _of_whole_program.remove(self)
+        if session is None:
+            return
+        with suppress(MemwatchError):  # in another thread the recording goes on, and the new block raises
+            session.check_place()
+            session.note(words.GAVE_WAY_KIND, words.GAVE_WAY)
+            self.__exit__(None, None, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -122,6 +122,8 @@ class Profile(Reading):
         session = self._session
         if session is None:
             return
+        if self in _of_whole_program:  # the list must not keep what was recorded
+            _of_whole_program.remove(self)
         try:
             is_stopped = self._end(session, error)
         except MemwatchError:

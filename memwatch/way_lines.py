@@ -29,7 +29,7 @@ for group in {optimizer}.param_groups:
     # holds it. Instead a copy of the optimizer steps for each parameter. The copy has no hooks, and schedulers do not
     # count its steps
     "step_in_backward": """\
-# not with gradient accumulation, clipping by the norm of all gradients, or GradScaler
+# does not work with gradient accumulation, clipping by the norm of all gradients, or GradScaler
 import copy
 import weakref
 from functools import partial

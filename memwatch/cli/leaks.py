@@ -193,7 +193,7 @@ def _say_what_was_searched(
 
 
 def _undecided_lines(growth: ProgramGrowth) -> list[str]:
-    """Return a line for what rounds left and of which memwatch cannot say whether it leaks, if there is any."""
+    """Return the first sentence about memory that may leak or not; an empty list if memwatch could decide."""
     from memwatch.leaks.new_storages import NODE_BYTES
     from memwatch.words import leaks as words
 

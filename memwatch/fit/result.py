@@ -37,7 +37,7 @@ class Fit:
         device: the device.
         ways: each way that was tried: `way`, `peak_bytes` (-1 if it failed), `step_time_ns` (-1 if it was not timed),
             `extra_ratio` (of the program's own time), `changes`, `bitwise` ("yes", "no", "unknown"), `under_limit`,
-            `kept`, `failure`.
+            `kept`, `failure`. `attrs["growth_bytes"]` has the bytes that each step of the program left alive.
         code: lines of Python that do the same in the program; empty if the program fits already.
         plan: the plan that the lines apply; None for lines without a plan.
         notes: state that could not be restored or compared, and ways that could not be tried.

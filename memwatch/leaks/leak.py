@@ -162,7 +162,7 @@ class Leak(ShownAsText):
             lines.append(words.beside_line(self.beside, self.repeat))
         if self.known is not None:
             known = self.known
-            lines.append(words.KNOWN.format(library=known.library, what=known.what, link=known.link))
+            lines.append(words.KNOWN_LINE.format(library=known.library, what=known.what, link=known.link))
         return "\n".join([*lines, words.ADVICE.format(advice=self.advice)])
 
     @property

@@ -300,7 +300,8 @@ _MOST_S: Final = 30.0
 """No more searches once they took longer: the last one of each loop decides. This is processor time of their thread, so
 that a busy machine finds the same leaks."""
 _LONG_S: Final = 1.0
-"""A search takes less than this in most programs. A thread that waits for the search waits no longer. Guess."""
+"""The switch interval of Python during a search. Most searches take less time, so that no other thread runs within
+them. A guess."""
 _MOST_COUNTING_S: Final = 5.0
 """Likewise for counts of autograd nodes."""
 _THREAD_CODE: Final = getattr(getattr(threading.Thread, RUNS_A_THREAD, None), "__code__", None)
@@ -361,8 +362,8 @@ class Rounds:
     Attributes:
         loop: the loop; None for steps.
         leaks: memory of each round that no backward needs, per round, from the last search.
-        kept: holders that got a tensor without a graph in each round. Also lists and arrays of which each round filled
-            another empty place with a graph: they may be windows that are not full yet.
+        kept: holders that got a tensor without a graph in each round. Also lists and arrays with empty places, if each
+            round put a graph into another place: they may be windows that are not full yet.
         freed: such leaks of an earlier search whose memory is gone.
         was_searched: True once the heap was searched for memory of the rounds.
         kept_a_while: True once the rounds left memory that a later backward needed, or that is gone.

@@ -63,8 +63,8 @@ from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
 from memwatch.words.processes import (
+    AGE,
     FOLLOWS,
-    FRESH,
     NOT_EXAMINED_YET,
     NOT_SEARCHED,
     STRETCHED,
@@ -259,7 +259,7 @@ class Monitor:
         latest = self._latest
         if latest is None:
             return "\n".join(["the monitor has no sample", *map("note: {}".format, self.notes)]) + "\n"
-        age = "" if self._age_s < 2 * _FRESH_S else FRESH.format(seconds=self._age_s)
+        age = "" if self._age_s < 2 * _FRESH_S else AGE.format(seconds=self._age_s)
         lines = [age + of_process(latest, self._children_uss_at_first)]
         growing = self.growth
         # `causes_first` puts free memory before the rows in use if it has a cause of its own

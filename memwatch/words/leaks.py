@@ -54,8 +54,8 @@ BESIDE: Final = "  and {objects} per {repeat}"
 MORE_OBJECTS: Final = "{count} more objects of type {name}"
 MORE_OBJECT: Final = "1 more object of type {name}"
 ALSO: Final = "  also kept by: {holders}"
-KNOWN: Final = "  known leak of {library}: {what} ({link})"
-KNOWN_BESIDE: Final = "known leak of {library}: {what} ({link})"
+KNOWN: Final = "known leak of {library}: {what} ({link})"
+KNOWN_LINE: Final = "  " + KNOWN
 KNOWN_REMEDY: Final = "{known}. If it is one here, {remedy}"
 """The same below a line about memory that grew."""
 ADVICE: Final = "  advice: {advice}"
@@ -432,7 +432,7 @@ class Known(Protocol):
 
 def known_line(known: Known) -> str:
     """Return that memory which grew is the known leak of a library, and the remedy."""
-    line = KNOWN_BESIDE.format(library=known.library, what=known.what, link=known.link)
+    line = KNOWN.format(library=known.library, what=known.what, link=known.link)
     return KNOWN_REMEDY.format(known=line, remedy=known.remedy) if known.remedy else line
 
 

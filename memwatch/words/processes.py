@@ -237,7 +237,7 @@ OTHER_MAPPINGS: Final = (
     "tcmalloc, takes such memory"
 )
 FOLLOWS: Final = "it follows from {row}: blocks that stay in use keep the freed memory between them"
-FRESH: Final = "as of {seconds:,.0f} s ago: "
+AGE: Final = "as of {seconds:,.0f} s ago: "
 """Before the first line of a report whose sample is old."""
 VERDICT_IN: Final = "; they take about {seconds:,} s more"
 STRETCHED: Final = (

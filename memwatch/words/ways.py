@@ -74,11 +74,11 @@ HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 HEADING: Final = "What would lower the peak"
 HEADING_BESIDE_FINDINGS: Final = "What would lower the peak, while the findings are as they are"
 AFTER_GROWTH: Final = (
-    "Mend the growth first: it would soon take what other changes save. Those are in prof.ways, and in memwatch "
+    "Fix the growth first: it would soon use up what other changes save. They are in prof.ways, and in memwatch "
     "summary --json"
 )
 BESIDE_GROWTH: Final = (
-    "Mend the growth above first: it would soon take what these changes save, and their peaks hold for this recording "
+    "Fix the growth above first: it would soon use up what these changes save. Their peaks hold for this recording "
     "only."
 )
 NO_WAY: Final = "memwatch knows no change that would lower the peak by {share} or more"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -357,3 +359,14 @@ def test_another_tool_may_stand_in_for_module_calls_too(monkeypatch):
     net(torch.ones(2))
     assert list(prof.ops["module"]) == ["", "net"]
     assert seen == ["before", *["inside", "before"] * 4]
+
+
+def test_a_recording_of_a_whole_program_is_let_go_when_it_ends():
+    prof = memwatch.profile()
+    prof.gives_way = True
+    with prof:
+        torch.ones(64)
+    ended = weakref.ref(prof)
+    del prof
+    gc.collect()
+    assert ended() is None

@@ -67,7 +67,8 @@ def test_the_page_opens_the_code_of_a_change_only_where_nothing_grows(recorded, 
     assert ('<details class="way" open>' in page) == (not grows)
 
 
-def test_a_change_that_a_finding_asks_for_is_not_listed_again():
+def profile_of_a_large_table():
+    """Return the profile of two steps whose memory is that of an embedding and its optimizer."""
     model = nn.Embedding(20_000, 64)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with memwatch.profile() as prof:
@@ -75,19 +76,18 @@ def test_a_change_that_a_finding_asks_for_is_not_listed_again():
             model(torch.arange(64)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+    return prof
+
+
+def test_a_change_that_a_finding_asks_for_is_not_listed_again():
+    prof = profile_of_a_large_table()
     assert "fused" in [finding.kind for finding in prof.findings]
     assert "fused" in list(prof.ways["kind"])
     assert prof.summary(rows=20).count("fused=True") == 1
 
 
 def test_a_line_of_code_is_not_wrapped():
-    model = nn.Embedding(20_000, 64)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with memwatch.profile() as prof:
-        for _ in range(2):
-            model(torch.arange(64)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    prof = profile_of_a_large_table()
     ways = listed_ways(prof)
     lines = ways["lines"][shown_ways(ways, 2)[1]].splitlines()
     assert max(map(len, lines)) > 40
