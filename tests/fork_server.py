@@ -36,11 +36,11 @@ END = ShortEnd()
 atexit.register(END)  # before the handlers of the following imports
 
 import torch  # noqa: E402
+from late_dynamo import put_in_place  # noqa: E402
 
 import memwatch.leaks  # noqa: E402
 import memwatch.report.export  # noqa: E402
 import memwatch.report.terminal  # noqa: E402
-from late_dynamo import put_in_place  # noqa: E402
 
 TIME_LIMIT_S = 60
 

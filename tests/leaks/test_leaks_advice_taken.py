@@ -234,7 +234,7 @@ def module_in_itself_without_the_name():
     del module.me
 
 
-SLICES = {"kept": torch.ones(64, 8), "cut": torch.ones(64, 8)}
+SLICES = {}
 
 
 def growing_tensor():
@@ -328,6 +328,7 @@ def _optimizer():
 @pytest.fixture(autouse=True)
 def _tidy():
     torch.set_num_threads(1)
+    SLICES.update(kept=torch.ones(64, 8), cut=torch.ones(64, 8))
     yield
     for kept in (
         TABLE,
