@@ -4,6 +4,9 @@ The first optimizer of a process imports `torch._dynamo`, for two functions that
 The import takes a second, and 120,000 more objects are on the heap that each later search visits. Here a stand-in has
 the two functions. It imports the real module as soon as anybody asks for more.
 
+Pytester takes the modules away that an inner session imported, and torch cannot import its compiler twice. So inner
+sessions that compile need the real module before they begin.
+
 This is for the sample of `--cases`. With all cases an optimizer imports the compiler, as it does for the user.
 """
 
