@@ -20,7 +20,7 @@ from memwatch.fit.search import Search
 from memwatch.fit.trial import EstimatedTrial, is_estimate
 from memwatch.fit.way import Kind, expressions_of, variables_of
 from memwatch.heap.frames import read_locals
-from memwatch.planner.errors import BudgetError
+from memwatch.planner.plan import BudgetError
 from memwatch.progress import working
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.sizes import format_bytes, parse_bytes

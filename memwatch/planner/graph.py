@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from memwatch.errors import MemwatchError
 from memwatch.planner.csr import Csr, IntArray
-from memwatch.planner.errors import GraphError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 Name: TypeAlias = Hashable
 ShortOp: TypeAlias = tuple[Name, Collection[Name], Mapping[Name, int], float]
 """An op without mutations, workspace or effects: (name, reads, {buffer it makes: bytes}, cost)."""
+
+
+class GraphError(MemwatchError, ValueError):
+    """The ops given to the planner form no program: a name twice, a cycle, an impossible size."""
+
+
+class OrderError(MemwatchError, ValueError):
+    """An order or a schedule does not compute the same as the program."""
 
 
 class Effect(IntEnum):

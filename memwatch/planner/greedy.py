@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.errors import OrderError
+from memwatch.planner.graph import OrderError
 from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.portfolio import OrderResult
 from memwatch.planner.order.problem import live_at_start, order_problem

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.errors import OrderError
-from memwatch.planner.graph import EFFECT_CHAINS, Effect, Graph, Name, SizeFn
+from memwatch.planner.graph import EFFECT_CHAINS, Effect, Graph, Name, OrderError, SizeFn
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.errors import OrderError
+from memwatch.planner.graph import OrderError
 from memwatch.planner.order import exact
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.bounds import lower_bound

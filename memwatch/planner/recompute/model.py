@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.errors import GraphError
-from memwatch.planner.graph import Effect
+from memwatch.planner.graph import Effect, GraphError
 from memwatch.planner.peak import Schedule, StepKind
 
 if TYPE_CHECKING:
