@@ -25,11 +25,11 @@ from memwatch.planner.recompute.search import PricedSchedule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
     from memwatch.planner.order.problem import Problem
     from memwatch.planner.recompute.model import Model
+    from memwatch.planner.request import Clock
 
 NOTE: Final = (
     "memwatch's compiled planner could not be used, so the simple planner in Python made this plan: "

@@ -1,4 +1,4 @@
-"""A plan: a schedule of a program, with its peak and its cost. Its text and its file."""
+"""A plan: a schedule of a program, with its peak and its cost. Its text, its file, and the error if none was found."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from memwatch.planner.clock import Clock
 from memwatch.planner.graph import fingerprint
 from memwatch.planner.greedy import NOTE, GreedySearch, greedy_order, priced_order
 from memwatch.planner.native.library import is_there, prepare
@@ -31,7 +30,7 @@ from memwatch.planner.recompute.model import (
 )
 from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms
 from memwatch.planner.recompute.seeds import even_seeds, seeds
-from memwatch.planner.request import OrderChoice, PlanRequest, op_text, parse_budget
+from memwatch.planner.request import Clock, OrderChoice, PlanRequest, op_text, parse_budget
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from memwatch.planner.peak import Schedule, simulate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
+    from memwatch.planner.request import Clock
 
 
 # the largest programs (ops) that each method is tried on
