@@ -21,7 +21,7 @@ import torch
 
 from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
 from memwatch._torch.tensors import data_address_of, device_of
-from memwatch.arrays import base_of_array, items_of_array, subclasses_of
+from memwatch.containers import base_of_array, items_of_array, subclasses_of
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.class_checks import class_ids, derives, is_a

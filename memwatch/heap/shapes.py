@@ -50,8 +50,7 @@ from torch import Tensor, nn
 
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.arrays import items_of_array
-from memwatch.containers import ALL, ORDERED, WITHOUT_KEYS
+from memwatch.containers import ALL, ORDERED, WITHOUT_KEYS, items_of_array
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.c_held import results_of
 from memwatch.heap.capsules import Capsule
