@@ -29,8 +29,7 @@ from memwatch.containers import LISTS
 from memwatch.devices import devices_in_use
 from memwatch.encoding import HostBytes, copy_in, copy_out, new_storage, read_states, restore_states
 from memwatch.heap.c_held import memory_of
-from memwatch.heap.class_checks import class_ids, derives, is_a
-from memwatch.heap.classes import of_classes
+from memwatch.heap.classes import class_ids, derives, is_a, of_classes
 from memwatch.heap.names import class_name, instance_dict
 from memwatch.heap.shapes import is_program_class
 from memwatch.heap.tensors import is_simulated, mro_of, quiet, storage_bytes, storage_of, type_dict

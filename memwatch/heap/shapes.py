@@ -54,7 +54,7 @@ from memwatch.containers import ALL, ORDERED, WITHOUT_KEYS, items_of_array
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.c_held import results_of
 from memwatch.heap.capsules import Capsule
-from memwatch.heap.class_checks import class_ids, derives, is_a
+from memwatch.heap.classes import class_ids, derives, is_a
 from memwatch.heap.frames import read_locals
 from memwatch.heap.module_tables import module_dicts
 from memwatch.heap.names import (

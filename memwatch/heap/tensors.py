@@ -9,7 +9,7 @@ import torch
 from memwatch._torch.autograd import FunctionBase
 from memwatch._torch.modes import disable_torch_function
 from memwatch._torch.tensors import TENSOR_DICT, device_of, storage_bytes_of, untyped_storage_of
-from memwatch.heap.class_checks import ByClass, derives, is_a
+from memwatch.heap.classes import ByClass, derives, is_a
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from memwatch._torch.modules import BUFFERS, PARAMETERS, module_call, set_module
 from memwatch.capture.schema import NONE
 from memwatch.containers import LISTS
 from memwatch.errors import MemwatchError
-from memwatch.heap.class_checks import class_ids, derives, is_a
-from memwatch.heap.classes import Classes
+from memwatch.heap.classes import Classes, class_ids, derives, is_a
 from memwatch.heap.module_tables import is_whole, module_dict, table_entries
 from memwatch.heap.names import class_name, instance_dict
 from memwatch.heap.tensors import type_dict

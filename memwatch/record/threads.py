@@ -12,7 +12,7 @@ import time
 from types import FunctionType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.frames import thread_name
 from memwatch.heap.names import instance_dict
 from memwatch.own_code import OwnThread, is_program_code

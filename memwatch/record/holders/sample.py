@@ -23,7 +23,7 @@ from memwatch.capture.schema import NONE
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.c_held import memory_of
 from memwatch.heap.capsules import capsule_address
-from memwatch.heap.class_checks import class_ids
+from memwatch.heap.classes import class_ids
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import GraphWalk, ReferenceSearch
 from memwatch.heap.referrer_search import (

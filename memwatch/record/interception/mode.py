@@ -17,7 +17,7 @@ import torch
 from memwatch._torch.dynamo import disabled, frame_callback
 from memwatch._torch.fake import FakeTensor
 from memwatch._torch.modes import UncompiledMode, current_mode, is_torch_own, mode_stack, pop_mode, push_mode
-from memwatch.heap.class_checks import ByClass, derives
+from memwatch.heap.classes import ByClass, derives
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.record.interception.kinds import OpKind, mode_kind
 from memwatch.signal_handlers import pass_on
