@@ -17,7 +17,7 @@ from memwatch._torch.profiler import TICKS_ARE_TORCHS
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.heap.autograd import look_through
-from memwatch.heap.capsules import Capsule
+from memwatch.heap.tensors import Capsule
 from memwatch.record.allocator import set_log_level
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
