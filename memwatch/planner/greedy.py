@@ -25,8 +25,7 @@ from memwatch.planner.recompute.search import PricedSchedule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
     from memwatch.planner.order.problem import Problem
     from memwatch.planner.recompute.model import Model
     from memwatch.planner.request import Clock

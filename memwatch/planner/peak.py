@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import IntArray
 
 
 class StepKind(IntEnum):

@@ -36,8 +36,7 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph, Name
+    from memwatch.planner.graph import Graph, IntArray, Name
 
 _LARGEST_QUICK = (
     5_000  # ops; the bounds and checks of larger programs get 20 % of the time instead of 10 %; a guess

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar
 
-    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import IntArray
     from memwatch.planner.order.problem import Problem
     from memwatch.planner.request import Clock
 

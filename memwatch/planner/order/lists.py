@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import IntArray
     from memwatch.planner.order.problem import Problem
     from memwatch.planner.request import Clock
 

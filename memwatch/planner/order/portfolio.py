@@ -19,8 +19,7 @@ from memwatch.planner.peak import Schedule, simulate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
     from memwatch.planner.request import Clock
 
 

@@ -12,7 +12,7 @@ from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.problem import order_problem
 
 if TYPE_CHECKING:
-    from memwatch.planner.csr import Csr, IntArray
+    from memwatch.planner.graph import Csr, IntArray
     from memwatch.planner.request import Clock
 
 

@@ -11,8 +11,7 @@ from memwatch.planner.order.exact import is_cpsat_available
 from memwatch.planner.recompute.reorder import augmented_graph
 
 if TYPE_CHECKING:
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
     from memwatch.planner.request import Clock
 
 _PRICE_LEVELS = 1_000_000

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
     from memwatch.planner.recompute.model import Model
     from memwatch.planner.request import Clock
 
