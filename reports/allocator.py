@@ -1,7 +1,6 @@
 """Compare memwatch's model of the CUDA caching allocator with torch's own allocator on random traces.
 
-    python reports/allocator.py LIBC10_CUDA... [--traces 600]       # compare, and write allocator.md
-    python reports/allocator.py LIBC10_CUDA --traces 10000 --first 1000 --settings-each 1  # others
+    python reports/allocator.py LIBC10_CUDA... [--traces 10000]     # compare, and write allocator.md
     python reports/allocator.py LIBC10_CUDA --record                # write the sample that the tests read
 
 LIBC10_CUDA is `torch/lib/libc10_cuda.so` of a CUDA build of torch, with `torch/include` beside it. No GPU is needed.
@@ -15,16 +14,21 @@ import json
 import os
 import pathlib
 import random
+import subprocess
 import sys
 import zlib
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.devices.cuda_allocator import FREE, Model, Outcome, SettingsError, Trace, find_torchs_own
-from memwatch.devices.cuda_allocator.torchs_own import VARIABLE
+from memwatch.devices.cuda_allocator import FREE, Model, Outcome, Trace, child, find_torchs_own
+from memwatch.devices.cuda_allocator.torchs_own import VARIABLE, TorchAllocator
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HERE = pathlib.Path(__file__).parent
 SAMPLE = HERE.parent / "tests" / "devices" / "allocator_traces.json"
@@ -47,6 +51,8 @@ SETTINGS = (
     "throw_on_cudamalloc_oom:True",
 )
 RECORDED = 50
+CHUNK = 50  # traces that one process of a setting runs
+CHILD = HERE / "allocator_child.py"
 
 
 class Difference(NamedTuple):
@@ -96,41 +102,77 @@ def figures_of(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def settings_of(seed: int, most: int) -> list[str]:
-    """Return the settings that run a trace: some, which differ from trace to trace, or all of them."""
-    return [SETTINGS[(seed + at) % len(SETTINGS)] for at in range(min(most, len(SETTINGS)))]
+class Real:
+    """torch's own allocator under some settings, in one process for many traces."""
+
+    def __init__(self, own: TorchAllocator, folder: str, names: list[str], settings: str) -> None:
+        self.own, self.names = own, names
+        self.child = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(CHILD), str(pathlib.Path(child.__file__).parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # torch warns at each allocation that does not fit
+            env=own.environment(folder, settings),
+        )
+
+    def figures_of(self, trace: Trace, device_bytes: int) -> dict[str, object]:
+        """Return the figures of a trace, as `figures_of` has them."""
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self.child.stdin.write(self.own.order(trace, self.names, device_bytes))
+        self.child.stdin.flush()
+        figures: dict[str, object] = json.loads(self.child.stdout.readline())
+        if "error" in figures:
+            raise MemwatchError(f"torch's own allocator could not be run: {figures['error']}")
+        return figures | {
+            "refused_event": None if figures["refused_event"] == -1 else figures["refused_event"]
+        }
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.child.stdin is not None
+        self.child.stdin.close()
+        self.child.wait()
 
 
-def compare(seed: int, most_settings: int) -> tuple[list[Difference], Counter[tuple[str, str]]]:
-    """Return where the allocators differ in one trace, and what happened in it by settings."""
-    chosen = settings_of(seed, most_settings)
-    trace, device_bytes = random_trace(seed)
+def compare(seeds: Sequence[int], chosen: Sequence[str]) -> tuple[list[Difference], Counter[tuple[str, str]]]:
+    """Return where the allocators differ in some traces, and what happened in them by settings."""
+    own = find_torchs_own()
     differences: list[Difference] = []
     happened: Counter[tuple[str, str]] = Counter()
-    for settings, real in zip(chosen, find_torchs_own().run_many(trace, chosen, device_bytes), strict=True):
-        if isinstance(real, SettingsError):
-            happened[settings, "rejected"] += 1
-            continue
-        happened[settings, "traces"] += 1
-        happened[settings, "retries"] += real.retries > 0
-        happened[settings, "full"] += not real.fits
-        happened[settings, "events"] += len(trace)
-        ours, theirs = figures_of(Model().run(trace, settings, device_bytes)), figures_of(real)
-        wrong = [name for name, value in theirs.items() if ours[name] != value]
-        if wrong:
-            differences.append(Difference(seed, settings, ", ".join(wrong)))
+    with own.folder() as (folder, names):
+        reals = {settings: Real(own, folder, names, settings) for settings in chosen}
+        for seed in seeds:
+            trace, device_bytes = random_trace(seed)
+            for settings, real in reals.items():
+                theirs = real.figures_of(trace, device_bytes)
+                ours = figures_of(Model().run(trace, settings, device_bytes))
+                happened[settings, "traces"] += 1
+                happened[settings, "retries"] += theirs["retries"] != 0
+                happened[settings, "full"] += theirs["refused_event"] is not None
+                happened[settings, "events"] += len(trace)
+                if wrong := [name for name, value in ours.items() if theirs[name] != value]:
+                    differences.append(Difference(seed, settings, ", ".join(wrong)))
+        for real in reals.values():
+            real.close()
     return differences, happened
 
 
-def table(library: str, seeds: range, most_settings: int, jobs: int) -> tuple[list[str], list[Difference]]:
+def table(library: str, seeds: range, jobs: int) -> tuple[list[str], list[Difference]]:
     """Return the section of a torch, and the differences."""
     os.environ[VARIABLE] = library
-    name = find_torchs_own().version
+    own = find_torchs_own()
+    first, device_bytes = random_trace(seeds[0])
+    outcomes = own.run_many(first, SETTINGS, device_bytes)
+    chosen = [
+        settings for settings, outcome in zip(SETTINGS, outcomes, strict=True) if isinstance(outcome, Outcome)
+    ]
+    name = own.version
     found: list[Difference] = []
     happened: Counter[tuple[str, str]] = Counter()
+    chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     with ProcessPoolExecutor(jobs) as pool:
-        run = functools.partial(compare, most_settings=most_settings)
-        for differences, counts in pool.map(run, seeds, chunksize=8):
+        for differences, counts in pool.map(functools.partial(compare, chosen=chosen), chunks):
             found += differences
             happened.update(counts)
     lines = [
@@ -140,7 +182,7 @@ def table(library: str, seeds: range, most_settings: int, jobs: int) -> tuple[li
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for settings in SETTINGS:
-        if happened[settings, "rejected"]:
+        if settings not in chosen:
             lines.append(f"| `{settings}` | not accepted | | | | |")
             continue
         different = len({each.seed for each in found if each.settings == settings})
@@ -186,14 +228,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("libraries", nargs="+", metavar="LIBC10_CUDA")
-    parser.add_argument("--traces", type=int, default=600)
+    parser.add_argument("--traces", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first trace")
-    parser.add_argument(
-        "--settings-each",
-        type=int,
-        default=len(SETTINGS),
-        help="settings that run each trace; all by default",
-    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--record", action="store_true", help="write the sample of the tests")
     options = parser.parse_args()
@@ -205,7 +241,7 @@ def main() -> int:
     differences: list[Difference] = []
     for library in options.libraries:
         seeds = range(options.first, options.first + options.traces)
-        lines, found = table(library, seeds, options.settings_each, options.jobs)
+        lines, found = table(library, seeds, options.jobs)
         sections += lines
         differences += found
     for each in differences:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.heap.names import with_line
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import LeakKind, Remedy
+from memwatch.leaks.added_at import lines_that_add
 from memwatch.leaks.advice import is_wrapping, remedy_for, repeated_reference, repeats, stores_tensor
 from memwatch.leaks.cause import cause_of, cause_of_thread
 from memwatch.leaks.cut import container_of, edit_of, holder_of
@@ -18,7 +19,7 @@ from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.words.edges import edge_phrase, reference_phrase
-from memwatch.words.leaks import advice, path_lines, site_phrase
+from memwatch.words.leaks import added_at_phrase, advice, path_lines, site_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -321,10 +322,22 @@ def leak_of(
         cause=_cause(shown),
         cuts=tuple(lines[id(edge)] for edge in cuts),
         also=_other_holders(group, holder),
+        added_at=_added_at(shown, nearest),
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
     )
+
+
+def _added_at(shown: Survivor, nearest: NewStorage) -> str:
+    """Return the lines of the program that add to the container which grows, in words; empty if none is known."""
+    if shown.kind is not LeakKind.RETAINED or shown.cut is None or shown.work is not None:
+        return ""
+    files = [site[0] for site in (nearest.site, nearest.caller) if site is not None]
+    lines = lines_that_add([step.edge for step in shown.steps], shown.cut.edge, files)
+    if nearest.site is not None and [(line.file, line.line) for line in lines] == [nearest.site[:2]]:
+        return ""  # the line that made the tensor, which the report has
+    return added_at_phrase([(site_phrase(line.file, line.line, line.function), line.code) for line in lines])
 
 
 def _cause(shown: Survivor) -> str:

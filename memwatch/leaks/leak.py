@@ -74,6 +74,8 @@ class Leak(ShownAsText):
         hook: the function that calls register as a hook, and where it is defined; empty for other leaks, and if the
             hooks are of several functions.
         also: other holders that keep tensors of it: to cut the reference ``cut`` alone does not free these.
+        added_at: the line or two of the program that add to the container by its name, with their code; empty if none
+            was found.
     """
 
     kind: LeakKind
@@ -107,6 +109,7 @@ class Leak(ShownAsText):
     container: str = ""
     hook: str = ""
     also: tuple[str, ...] = ()
+    added_at: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text
@@ -148,6 +151,8 @@ class Leak(ShownAsText):
                 every=self.every,
             )
             made.append(line)
+        if self.added_at:
+            made.append(words.ADDED_AT_LINE.format(lines=self.added_at))
         lines = [self.headline(), *made]
         if self.kind.is_reached and len(self.edges) == 1:  # the headline has it, but for its line
             lines[0] += words.place_of(self.edges[0])

@@ -36,6 +36,9 @@ ON_EACH: Final = " on each {repeat}"
 ON_ONE_IN: Final = " on one {repeat} in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
 CALLED_FROM: Final = ", called from {caller}"
+ADDED_AT: Final = "{site}: `{code}`"
+ADDED_AT_LINE: Final = "  added at: {lines}"
+ONE_OR_OTHER: Final = ", or "
 FREED_SINCE: Final = "  freed before the session ended: {freed} of its {told} tensors"
 ALL_FREED_SINCE: Final = (
     "  freed before the session ended: all {told} of its tensors. Probably a window that was filling, or a buffer "
@@ -493,6 +496,11 @@ def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
     if branch_at is not None and branch_at < len(lines):
         lines[branch_at] = FROM_CYCLE.format(line=lines[branch_at])
     return tuple(lines)
+
+
+def added_at_phrase(lines: Iterable[tuple[str, str]]) -> str:
+    """Return the lines that add to a container: each one's place and its code."""
+    return ONE_OR_OTHER.join(ADDED_AT.format(site=site, code=code) for site, code in lines)
 
 
 def also_line(holders: Sequence[str]) -> str:

@@ -12,11 +12,12 @@ import ctypes
 import json
 import os
 import sys
-from typing import Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 _MESSAGE_CHARS: Final = 4096
 """Bytes of the buffer for the library's error message. A guess."""
 _FIGURES: Final = ("most_reserved_bytes", "retries", "refused_event", "device_bytes")
+Column: TypeAlias = "ctypes.Array[ctypes.c_int64]"
 _CUDA: Final = ("libcudart", "libcuda.so", "libnvidia-ml")
 
 
@@ -35,12 +36,29 @@ class Outcome(ctypes.Structure):
 def main(folder: str) -> int:
     """Run the trace of standard input."""
     order = json.loads(sys.stdin.buffer.readline())
-    count = order["count"]
-    arrays = [(ctypes.c_int64 * count).from_buffer_copy(sys.stdin.buffer.read(8 * count)) for _ in range(3)]
-    for name in order["names"]:  # loaded first, so that torch's library finds these and no others
-        driver = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    driver = load_driver(order["names"])
     if foreign := _foreign(folder):
         return _answer({"error": f"another CUDA library is loaded: {foreign}"})
+    figures, reserved, allocated = replay(driver, order, sys.stdin.buffer)
+    if foreign := _foreign(folder):
+        return _answer({"error": f"another CUDA library is loaded: {foreign}"})
+    return _answer(figures, *([] if "error" in figures else [reserved, allocated]))
+
+
+def load_driver(names: list[str]) -> ctypes.CDLL:
+    """Load the stand-in under the names of CUDA's libraries, so that torch's library finds it and no other."""
+    return [ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL) for name in names][-1]
+
+
+def replay(
+    driver: ctypes.CDLL, order: dict[str, Any], trace: BinaryIO
+) -> tuple[dict[str, object], Column, Column]:
+    """Run the trace that a file has. Return its figures, and the reserved and the allocated bytes after each event.
+
+    An allocator that cannot be loaded, or that rejects its settings, gives an "error" and its "status" instead.
+    """
+    count = order["count"]
+    columns = [(ctypes.c_int64 * count).from_buffer_copy(trace.read(8 * count)) for _ in range(3)]
     reserved, allocated = (ctypes.c_int64 * count)(), (ctypes.c_int64 * count)()
     outcome, message = Outcome(), ctypes.create_string_buffer(_MESSAGE_CHARS)
     status = driver.memwatch_replay(
@@ -49,19 +67,17 @@ def main(folder: str) -> int:
         ctypes.byref(Places(**order["places"])),
         ctypes.c_int64(order["device_bytes"]),
         ctypes.c_int64(count),
-        *arrays,
+        *columns,
         reserved,
         allocated,
         ctypes.byref(outcome),
         message,
         ctypes.c_int64(_MESSAGE_CHARS),
     )
-    foreign = _foreign(folder)
-    if status or foreign:
-        text = message.value.decode(errors="replace")
-        return _answer({"error": text or f"another CUDA library is loaded: {foreign}", "status": status})
-    figures = {name: getattr(outcome, name) for name in _FIGURES}
-    return _answer({**figures, "message": message.value.decode(errors="replace")}, reserved, allocated)
+    text = message.value.decode(errors="replace")
+    if status:
+        return {"error": text, "status": status}, reserved, allocated
+    return {name: getattr(outcome, name) for name in _FIGURES} | {"message": text}, reserved, allocated
 
 
 def _foreign(folder: str) -> str:
@@ -72,7 +88,7 @@ def _foreign(folder: str) -> str:
     return next((path for path in loaded if os.path.dirname(path) != folder), "")
 
 
-def _answer(figures: dict[str, object], *arrays: ctypes.Array[ctypes.c_int64]) -> int:
+def _answer(figures: dict[str, object], *arrays: Column) -> int:
     out = sys.stdout.buffer
     out.write(json.dumps(figures).encode() + b"\n")
     for array in arrays:

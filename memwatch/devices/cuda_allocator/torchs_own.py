@@ -93,26 +93,30 @@ class TorchAllocator:
         self, trace: Trace, settings: Sequence[str], device_bytes: int
     ) -> list[Outcome | SettingsError]:
         """Return the outcome of a trace under each of several settings. As many run at a time as there are CPUs."""
-        with self._folder() as (folder, names), tempfile.TemporaryFile() as asked:
-            order = {
-                "count": len(trace),
-                "names": names,
-                "c10": str(self.file.parent / "libc10.so"),
-                "c10_cuda": str(self.file),
-                "places": dict(self.places),
-                "device_bytes": device_bytes,
-            }
-            asked.write(json.dumps(order).encode() + b"\n")
-            for column in (trace.blocks, trace.sizes, trace.streams):
-                asked.write(np.ascontiguousarray(column, dtype=np.int64).tobytes())
+        with self.folder() as (folder, names), tempfile.TemporaryFile() as asked:
+            asked.write(self.order(trace, names, device_bytes))
             asked.flush()
             with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
                 return list(
                     pool.map(lambda each: self._run(asked.fileno(), folder, each, len(trace)), settings)
                 )
 
+    def order(self, trace: Trace, names: Sequence[str], device_bytes: int) -> bytes:
+        """Return what a child reads: a line of JSON, and the columns of a trace."""
+        order = {
+            "count": len(trace),
+            "names": names,
+            "c10": str(self.file.parent / "libc10.so"),
+            "c10_cuda": str(self.file),
+            "places": dict(self.places),
+            "device_bytes": device_bytes,
+        }
+        columns = (trace.blocks, trace.sizes, trace.streams)
+        parts = [np.ascontiguousarray(column, dtype=np.int64).tobytes() for column in columns]
+        return b"".join([json.dumps(order).encode() + b"\n", *parts])
+
     @contextlib.contextmanager
-    def _folder(self) -> Iterator[tuple[str, list[str]]]:
+    def folder(self) -> Iterator[tuple[str, list[str]]]:
         """Make a folder with links to the driver, under the names of CUDA's libraries."""
         needed = {name.decode() for name in _RUNTIME.findall(self.file.read_bytes())}
         names = [*sorted(needed), *_DRIVERS]
@@ -121,10 +125,13 @@ class TorchAllocator:
                 os.symlink(self.driver, os.path.join(folder, name))
             yield os.path.realpath(folder), names
 
-    def _run(self, asked: int, folder: str, settings: str, count: int) -> Outcome | SettingsError:
+    def environment(self, folder: str, settings: str) -> dict[str, str]:
+        """Return the environment of a child, which finds the driver in a folder and runs with some settings."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
         paths = [folder, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        environment = {**kept, "LD_LIBRARY_PATH": os.pathsep.join(paths), _SETTINGS: settings}
+        return {**kept, "LD_LIBRARY_PATH": os.pathsep.join(paths), _SETTINGS: settings}
+
+    def _run(self, asked: int, folder: str, settings: str, count: int) -> Outcome | SettingsError:
         command = [sys.executable, "-I", "-S", str(_CHILD), folder]
         # each child reads the order from its start, by a description of the file of its own
         with open(f"/proc/self/fd/{asked}", "rb") as order:
@@ -133,7 +140,7 @@ class TorchAllocator:
                     command,
                     stdin=order,
                     capture_output=True,
-                    env=environment,
+                    env=self.environment(folder, settings),
                     timeout=_ALLOWED_S,
                     check=False,
                 )

@@ -2,8 +2,8 @@
 // driver.
 //
 // The file needs no header of torch, so one library serves every torch. The few classes of torch whose layout it uses
-// are declared again, and the places of virtual functions are arguments: `memwatch/devices/cuda_allocator/torchs_own.py`
-// counts them in the headers of the user's torch.
+// are declared again, and the places of virtual functions are arguments:
+// `memwatch/devices/cuda_allocator/torchs_own.py` counts them in the headers of the user's torch.
 
 #include <dlfcn.h>
 
