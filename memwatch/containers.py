@@ -1,8 +1,8 @@
 """The containers of Python, one row for each, and the objects in numpy arrays.
 
-Other modules choose from the rows by their properties. An array has functions instead, because gc never shows its
-references: numpy does not take part in garbage collection. So gc does not show the object whose memory a view uses, and
-not the objects in an array of objects. No code of a subclass runs here, and nothing imports torch.
+Other modules choose from the rows by their properties. An array has functions instead, because numpy does not take part
+in garbage collection: gc shows neither the object that owns the memory of a view, nor the objects in an array of
+objects. These functions run no code of a subclass, and they do not import torch.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
 
 OUT_OF_MEMORY: Final = "out of memory"
+"""The failure of a trial for which the memory was too small."""
 _COMPARED_STEPS: Final = 2
 """Steps whose results are compared. The first may build the optimizer's state.
 

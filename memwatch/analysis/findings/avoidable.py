@@ -404,6 +404,7 @@ def find_autocast(peak: Moment) -> list[Candidate]:
 _LOWER: Final = ("bfloat16[", "float16[")
 """How recorded shapes of less than float32 begin."""
 _FUNCTIONAL: Final = ("torch/nn/functional.py", "torch\\nn\\functional.py")
+"""The ends of the path of the file whose functions call ops for the program."""
 
 
 def find_float32(peak: Moment) -> list[Candidate]:

@@ -41,8 +41,9 @@ _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 _MOST_ASKED: Final = 24
 """Pairs of a twin and a sample whose holders are read for one allocation, the best fit first. A guess."""
 _SMALL_RATIO: Final = 0.001
-"""A share of the peak's increase. The recorder does not search for the holder of smaller memory. A guess."""
+"""A share of the peak's increase, as in `record/holders/state.py`: no sample searches for the holder of less memory."""
 _ACROSS: Final = (Inference.EARLIER, Inference.LATER)
+"""The inferences from a sample in another op than the one that is asked for."""
 
 
 class SampleRows:
@@ -502,15 +503,15 @@ class HolderSamples:
     def _telling_samples(self, allocation: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the samples taken while an allocation was alive, and those among them in the same phase as `op`.
 
-        The holder of a value changes with its use: a value that waited in a list moves to a variable. A storage is
-        unknown to the sample in the middle of whose op it was born.
+        The holder of a value changes with its use: a value that waited in a list moves to a variable. If a storage was
+        born in an op, the sample in the middle of this op does not know it.
         """
         facts, sample_ops = self._facts, self._sample_ops
         death = int(facts.allocations.death_event[allocation])
         end = facts.op_at(death) if death != NONE else facts.capture.rows("ops")
         made = int(facts.allocations.op[allocation])
         alive = (sample_ops > made + 1 if made != NONE else sample_ops >= 0) & (sample_ops <= end)
-        # also during the op in which, or after which, it died
+        # also in the op during which it died, or the op before its death
         alive |= np.isin(self._samples, self._table["sample"][self._rows.of(allocation)])
         first, last = (int(bound[allocation]) for bound in facts.use_bounds)
         if first == NONE:

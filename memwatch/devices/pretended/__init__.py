@@ -2,8 +2,8 @@
 
 It is pretended in torch's C++, if this torch is built for the host alone, and in torch's Python. A torch without CUDA
 lacks a few lines of C++, which `src/device.cpp` has. Their library serves one torch and one state of its source, and
-its name contains both. A wheel has one for each release of torch. Otherwise the first estimate on a machine compiles it
-in some seconds and puts it in the user's cache.
+its name contains both. A wheel has a library for each release of torch. Otherwise the first estimate on a machine
+compiles it in some seconds and puts it in the user's cache.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ _TOTAL_BYTES: Final = 80 << 30
 _PROPERTIES: Final = {
     "name": "pretended", "major": 9, "minor": 0, "total_memory": _TOTAL_BYTES, "multi_processor_count": 132,
 }  # fmt: skip
+"""Properties of the pretended GPU: an H100 with 132 multiprocessors."""
 _STATE_BYTES: Final = 16
 """Bytes of a random state of CUDA: seed and offset."""
 _LIKE_THE_HOST: Final = ("Stream", "Event", "current_stream", "stream")
