@@ -29,8 +29,8 @@ from memwatch.heap.names import class_name, instance_dict
 from memwatch.heap.tensors import type_dict
 from memwatch.patches import Patches
 from memwatch.record.clock import ticks
+from memwatch.record.compilers import is_tracing
 from memwatch.record.harmless import Harmless, weak_callback
-from memwatch.record.interception.compilers import is_tracing
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.role_changes import Gradients, RoleEnds
 from memwatch.record.roles import INPUT, REFERENCES_OF_OTHERS, STEPPED, Owners, Roles

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from memwatch.record.allocator import AllocatorChannel
     from memwatch.record.arguments import ArgumentRecorder
     from memwatch.record.backend import OpRecorder
+    from memwatch.record.compilers import CompiledCalls
     from memwatch.record.context import Context
     from memwatch.record.holders.sampler import HolderSampler
-    from memwatch.record.interception.compilers import CompiledCalls
     from memwatch.record.process import ProcessSampler
     from memwatch.record.saved_tensors import Packer
     from memwatch.record.tables.rows import OpCounter, Table

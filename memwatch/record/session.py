@@ -33,9 +33,9 @@ from memwatch.record.allocator import AllocatorChannel, StartedThreads, WaitingE
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock, ticks
+from memwatch.record.compilers import CompiledCalls, JitTracing
 from memwatch.record.flush import FLUSH_S, FlushPace, TakenRows, Timer, tables_in_order
 from memwatch.record.holders.sampler import HolderSampler
-from memwatch.record.interception.compilers import CompiledCalls, JitTracing
 from memwatch.record.options import Choice
 from memwatch.record.process import AcceleratorMemory, ProcessSampler
 from memwatch.record.saved_tensors import SavedTensorHooks
