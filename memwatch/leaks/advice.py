@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from memwatch._torch.modules import HOOK_TABLES
 from memwatch.heap.names import in_ipython
 from memwatch.kinds.edges import EdgeKind, VertexKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks.cut import (
     held_by_hook,
     hook_entry,

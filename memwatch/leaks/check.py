@@ -21,8 +21,7 @@ import torch
 from memwatch._torch.autograd import next_sequence_nr
 from memwatch._torch.tensors import use_count_of
 from memwatch.heap.c_held import borrowed_memories
-from memwatch.heap.class_checks import derives
-from memwatch.heap.classes import ids_of, of_classes
+from memwatch.heap.classes import derives, ids_of, of_classes
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.pause import collect
 from memwatch.heap.roots import count_hidden_callbacks_at_exit

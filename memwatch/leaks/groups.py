@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.heap.names import with_line
 from memwatch.kinds.edges import EdgeKind, VertexKind
-from memwatch.kinds.leaks import LeakKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.added_at import lines_that_add
 from memwatch.leaks.advice import is_wrapping, remedy_for, repeated_reference, repeats, stores_tensor
 from memwatch.leaks.cause import cause_of, cause_of_thread

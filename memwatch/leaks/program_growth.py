@@ -41,8 +41,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id, next_sequence_nr
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modules import MODULE_CALL_CODE
-from memwatch.heap.class_checks import is_a
-from memwatch.heap.classes import identities, without_identities
+from memwatch.heap.classes import identities, is_a, without_identities
 from memwatch.heap.frames import FrameMark
 from memwatch.heap.paths import Step
 from memwatch.heap.pause import objects_since

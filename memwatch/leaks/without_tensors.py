@@ -22,8 +22,7 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import quiet, storage_of
 from memwatch.kinds.edges import EdgeKind
-from memwatch.kinds.leaks import LeakKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.cause import cause_of, series_of
 from memwatch.leaks.diagnose import diagnose, nodes_of_graphs
 from memwatch.leaks.excuses import Exemptions, exempt_edges

@@ -7,8 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.device_names import CPU, is_host
-from memwatch.kinds.leaks import LeakKind, RoundPlace
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy, RoundPlace
 from memwatch.sizes import format_bytes
 from memwatch.words.edges import edge_line, edge_phrase, reference_phrase
 from memwatch.words.places import place

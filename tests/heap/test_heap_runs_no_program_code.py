@@ -26,7 +26,7 @@ from sampled_ops import sample_every_op
 from torch import nn
 
 import memwatch
-from memwatch.heap.class_checks import ByClass
+from memwatch.heap.classes import ByClass
 from memwatch.heap.frames import read_locals
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT, RootKind

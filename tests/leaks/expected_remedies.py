@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 
 REMEDIES: dict[str, Remedy] = {
     "tensor_hook": Remedy.TENSOR_HOOK,

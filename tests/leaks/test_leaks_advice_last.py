@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import advice
 

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from memwatch import find_leaks
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
-from memwatch.kinds.leaks import LeakKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.advice import remedy_for
 from memwatch.words.leaks import advice
 

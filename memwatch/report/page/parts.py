@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 import numpy as np
 import pandas as pd
 
-from memwatch.analysis.texts import TEXT
+from memwatch.analysis.tables import TEXT
 from memwatch.own_code import CodeOwner
 from memwatch.report.page.columns import Block, Packed, Words, pack_frame, pack_ints
 from memwatch.words.places import cell_name

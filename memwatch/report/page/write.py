@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from memwatch import output_files
 from memwatch._version import __version__
-from memwatch.analysis.texts import TEXT
+from memwatch.analysis.tables import TEXT
 from memwatch.kinds.roles import CATEGORIES, CATEGORY_ROWS
 from memwatch.output_files import OutputError
 from memwatch.progress import working
