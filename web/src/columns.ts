@@ -84,12 +84,12 @@ export function liveColumns(frame: Frame, total: number, ops: number, colouring:
     size(frame, "nbytes", "Bytes"),
     { name: "share", sort: false, label: "Share", number: true, cell: (row) => el("span", { class: "share" }, bar(frame.number("nbytes", row) / (total || 1), paint(row)), percent(frame.number("nbytes", row), total)) },
     { name: "category", label: "Category", cell: (row) => el("span", { title: frame.text("rule", row) }, swatch({ "data-category": frame.text("category", row) }), frame.text("category", row)) },
+    { name: "op", label: "Life", cell: life },
     ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => unfolding(frame.text("holder", row)) }] : []),
     line(frame, links),
     module(frame),
     text(frame, "tensor", "Tensor"),
     op(frame, "Op"),
-    { name: "op", label: "Life", cell: life },
     ...(frame.has("phase") ? [lifePhase(frame)] : []),
   ];
 }

@@ -29,6 +29,7 @@ from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.sections import leak_page_model
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
+from memwatch.words.page import SECTIONS
 
 if TYPE_CHECKING:
     import os
@@ -77,6 +78,11 @@ def category_styles() -> str:
     return "".join(f'[data-category="{row.name}"]{{--c:{row.color}}}' for row in CATEGORY_ROWS)
 
 
+def share_styles() -> str:
+    """Return the rules of the stylesheet that give each label of a bar room by its share, in whole hundredths."""
+    return "".join(f'.made-of [data-share="{share}"]{{flex-grow:{share}}}' for share in range(1, 101))
+
+
 def category_meanings() -> str:
     """Return the categories in one phrase, with what they mean where the name alone does not say it."""
     *first, last = (
@@ -99,7 +105,7 @@ def render(
     Returns:
         The page's text.
     """
-    code, style = asset(script), asset("page.css") + category_styles()
+    code, style = asset(script), asset("page.css") + category_styles() + share_styles()
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
@@ -117,6 +123,7 @@ def render(
         script=code,
         data=json_for_script(model),
         category_meanings=category_meanings(),
+        sections=SECTIONS,
         licences=asset("licences.txt"),
         version=__version__,
     )
