@@ -179,7 +179,7 @@ def test_the_page_of_leaks_names_holder_path_and_advice(quiet, leaked, tmp_path)
     assert quiet.js(BYTES, "#leaked-bytes") == [sum(leak.nbytes for leak in leaked)]
     ordered = sorted(leaked, key=lambda leak: -leak.nbytes)
     assert quiet.js(TEXTS, ".leak > summary .holder") == bare(leak.holder for leak in ordered)
-    assert quiet.js(TEXTS, ".leak > summary .tag") == [leak.kind for leak in ordered]
+    assert quiet.js(TEXTS, ".leak > summary .tag") == [leak.kind.row.label for leak in ordered]
     assert quiet.js(TEXTS, ".leak .advice") == bare(leak.advice for leak in ordered)
     assert quiet.js(TEXTS, ".leak .path li") == bare(edge for leak in ordered for edge in leak.path)
     opened = "return [...document.querySelectorAll('details.leak')].filter((each) => each.open).length"

@@ -18,6 +18,7 @@ from memwatch.report.page.privacy import file_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from memwatch.kinds.edges import Edge
     from memwatch.report.page.parts import CodeReader
     from memwatch.report.source import Finding
 
@@ -93,7 +94,8 @@ class _Program:
 
     def _edit(self, line: int, lines: Sequence[tuple[str, str]]) -> Edit:
         return Edit(
-            site=f"{self.file}:{line}", lines=[EditLine(sign=sign, text=text.rstrip()) for sign, text in lines]
+            site=f"{self.file}:{line}",
+            lines=[EditLine(sign=sign, text=text.rstrip()) for sign, text in lines],
         )
 
 
@@ -130,7 +132,7 @@ def _detached(finding: Finding, code: CodeReader) -> Edit | None:
 
 def _value_kept(finding: Finding, program: _Program) -> ast.expr | None:
     """Return the expression whose result a list or a sum keeps in each pass; None if there is not exactly one."""
-    edges = getattr(finding, "edges", ())
+    edges: Sequence[Edge] = getattr(finding, "edges", ())
     if not edges or edges[0].kind not in _VARIABLES or not edges[0].name:
         return None
     scope = program.scope(_line_of(finding.site)) if edges[0].kind is EdgeKind.LOCAL else program.tree
@@ -145,7 +147,9 @@ def _value_kept(finding: Finding, program: _Program) -> ast.expr | None:
 def _filled(finding: Finding, code: CodeReader) -> Edit | None:
     """Another list that grows: the line that fills it, as it is."""
     program = _program(finding.site, code)
-    value = None if program is None or not getattr(finding, "growth_bytes", 0) else _value_kept(finding, program)
+    value = (
+        None if program is None or not getattr(finding, "growth_bytes", 0) else _value_kept(finding, program)
+    )
     return None if program is None or value is None else _as_it_is(f"{program.file}:{value.lineno}", code)
 
 
@@ -155,7 +159,9 @@ def _only_appended(scope: ast.AST, name: str) -> ast.expr | None:
     fills = [call for call in calls if getattr(call.func, "attr", "") in ("append", "extend", "insert")]
     is_filled_otherwise = any(
         (isinstance(node, ast.AugAssign) and _is_name(node.target, name))
-        or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_name(node.value, name))
+        or (
+            isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_name(node.value, name)
+        )
         for node in ast.walk(scope)
     )
     if len(fills) != 1 or is_filled_otherwise or getattr(fills[0].func, "attr", "") != "append":
@@ -174,7 +180,7 @@ def _only_summand(scope: ast.AST, name: str) -> ast.expr | None:
         for node in ast.walk(scope)
         if isinstance(node, ast.Assign) and any(_is_name(target, name) for target in node.targets)
     ]
-    stores = [node for node in ast.walk(scope) if _is_name(node, name) and isinstance(node.ctx, ast.Store)]
+    stores = [node for node in _names(scope, name) if isinstance(node.ctx, ast.Store)]
     is_number = all(isinstance(value, ast.Constant) for value in others)
     if len(sums) != 1 or not isinstance(sums[0].op, ast.Add) or not is_number:
         return None
@@ -189,7 +195,8 @@ def _is_without_graph(value: ast.expr) -> bool:
 
 def _deleted(finding: Finding, code: CodeReader) -> Edit | None:
     """A local variable that nothing reads after a line: `del` it below that line."""
-    edges, last_used = getattr(finding, "edges", ()), getattr(finding, "last_used", "")
+    edges: Sequence[Edge] = getattr(finding, "edges", ())
+    last_used: str = getattr(finding, "last_used", "")
     kinds = FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.ITERATION
     program = _program(last_used, code)
     if finding.kind not in kinds or program is None or [edge.kind for edge in edges] != [EdgeKind.LOCAL]:
@@ -204,7 +211,9 @@ def _deleted(finding: Finding, code: CodeReader) -> Edit | None:
         return None
     first, last = statement.lineno, statement.end_lineno or statement.lineno
     stands_alone = not program.lines[first - 1][: statement.col_offset].strip()
-    ends_alone = not program.lines[last - 1].encode("utf-8")[statement.end_col_offset or 0 :].lstrip().startswith(b";")
+    ends_alone = (
+        not program.lines[last - 1].encode("utf-8")[statement.end_col_offset or 0 :].lstrip().startswith(b";")
+    )
     return program.added_below(first, last, f"del {name}") if stands_alone and ends_alone else None
 
 
@@ -224,15 +233,17 @@ def _may_be_deleted_after(scope: ast.AST, statement: ast.stmt, name: str) -> boo
 
     In a loop, each pass must give the variable its value before it reads it.
     """
-    names = [node for node in ast.walk(scope) if _is_name(node, name)]
+    names = _names(scope, name)
     inner = [node for node in ast.walk(scope) if isinstance(node, _SCOPES) and node is not scope]
     is_captured = any(_is_name(node, name) for each in inner for node in ast.walk(each))
-    is_declared = any(isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names for node in ast.walk(scope))
+    is_declared = any(
+        isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names for node in ast.walk(scope)
+    )
     if is_captured or is_declared or any(isinstance(node.ctx, ast.Del) for node in names):
         return False
     end = statement.end_lineno or statement.lineno
     loads = [node.lineno for node in names if isinstance(node.ctx, ast.Load)]
-    is_stored = any(_is_name(node, name) and isinstance(node.ctx, ast.Store) for node in ast.walk(statement))
+    is_stored = any(isinstance(node.ctx, ast.Store) for node in _names(statement, name))
     if is_stored or not loads or max(loads) > end:
         return False
     for loop in (node for node in ast.walk(scope) if isinstance(node, _LOOPS)):
@@ -247,9 +258,7 @@ def _may_be_deleted_after(scope: ast.AST, statement: ast.stmt, name: str) -> boo
 
 def _binds(statement: ast.Assign, name: str) -> bool:
     return any(
-        _is_name(node, name) and isinstance(node.ctx, ast.Store)
-        for target in statement.targets
-        for node in ast.walk(target)
+        isinstance(node.ctx, ast.Store) for target in statement.targets for node in _names(target, name)
     )
 
 
@@ -277,7 +286,9 @@ def _optimizer_flag(finding: Finding, code: CodeReader) -> Edit | None:
     if flag is None or program is None or program.tree is None:
         return None
     made = [
-        node for node in ast.walk(program.tree) if isinstance(node, ast.Call) and _is_optimizer(node, program.tree)
+        node
+        for node in ast.walk(program.tree)
+        if isinstance(node, ast.Call) and _is_optimizer(node, program.tree)
     ]
     if len(made) != 1 or any(keyword.arg in (None, "foreach", "fused") for keyword in made[0].keywords):
         return None
@@ -292,7 +303,9 @@ def _optimizer_flag(finding: Finding, code: CodeReader) -> Edit | None:
 def _steps_at(tree: ast.Module, line: int) -> set[str]:
     """Return the names of the objects whose `step()` a line calls."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line)
-    functions = [call.func for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "step"]
+    functions = [
+        call.func for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+    ]
     return {name for function in functions if (name := _last_name(function.value))}
 
 
@@ -330,6 +343,10 @@ def _line_of(site: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
+def _names(scope: ast.AST, name: str) -> list[ast.Name]:
+    return [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == name]
+
+
 def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
@@ -354,8 +371,8 @@ def calls_of_backward(line: str, code: CodeReader) -> Edit | None:
     except (SyntaxError, ValueError):
         return None
     statement = tree.body[0] if len(tree.body) == 1 else None
-    is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
-    if not is_call or getattr(statement.value.func, "attr", "") != "backward" or statement.value.args:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or getattr(call.func, "attr", "") != "backward" or call.args:
         return None
     return Edit(site=line, lines=[EditLine(sign=REMOVED, text=text)])
 

@@ -43,9 +43,9 @@ from memwatch.report.source import retention_edges
 from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
+from memwatch.words.page import SMALL_PARTS
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.processes import PARTS, reserved_at_peak_text
-from memwatch.words.page import SMALL_PARTS
 from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, time_text
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
 
     Returns:
         A dict of plain JSON values: `title`, `facts`, `totals`, `devices`, `peak`, `overview`, `categories`, `made_of`,
-        `holders`, `process`, `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, `cells` (what a notebook calls its files),
-        and `blocks` (packed tables, see `columns`).
+        `holders`, `process`, `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, `cells` (what a notebook calls
+        its files), and `blocks` (packed tables, see `columns`).
     """
     extras = extras or Extras()
     hide = _hider(reading, extras, source=source)
@@ -206,14 +206,16 @@ def _categories(reading: Reading) -> list[dict[str, Any]]:
 
 
 _SMALL_RATIO: Final = 0.05
-"""Parts of the peak below this share stand together in its bar: their labels would need more room than they. A guess."""
+"""Parts of the peak below this share stand together in its bar, where they are hard to tell apart. A guess."""
+_WIDE_RATIO: Final = 0.125
+"""Parts from this share on have their label inside. The longest needs 145 pixels; the bar has at least 1,150 then."""
 
 
 def made_of_model(reading: Reading) -> dict[str, Any]:
     """Return the bar of what the peak is made of: its `parts` from left to right, the `small` ones, and `meanings`.
 
     A part has the name of its category, or of all small parts together, its bytes and its share, and in `start` and
-    `width` its place on the bar in hundredths.
+    `width` its place on the bar in hundredths. A part that `is_wide` has room for its label.
     """
     known = [part for part in _categories(reading) if part["nbytes"]]
     total = sum(part["nbytes"] for part in known)
@@ -227,6 +229,7 @@ def made_of_model(reading: Reading) -> dict[str, Any]:
     for part in (*parts, *small):
         part["share_ratio"] = part["nbytes"] / total
     for part in parts:
+        part["is_wide"] = part["share_ratio"] >= _WIDE_RATIO
         part["start"], part["width"] = round(start, 3), round(100 * part["share_ratio"], 3)
         start += 100 * part["share_ratio"]
     rows = [CATEGORY_OF[part["category"]] for part in parts if part["category"] in CATEGORY_OF]
@@ -363,9 +366,10 @@ def _finding(
         texts["advice"] = hide(CHANGE_SENTENCE.format(change=change))
     return {
         **texts,
+        "site": hide(place),
         "label": hide(_LABELS.get(str(finding.kind), str(finding.kind))),
         "edit": _edit(edit),
-        "place": hide(short_place(place)) if source and place else texts["site"],
+        "place": hide(short_place(place)) if source and place else hide(place),
         "nbytes": int(finding.nbytes),
         "path": edges,
         "predicted_peak_bytes": predicted_bytes,

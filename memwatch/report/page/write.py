@@ -78,11 +78,6 @@ def category_styles() -> str:
     return "".join(f'[data-category="{row.name}"]{{--c:{row.color}}}' for row in CATEGORY_ROWS)
 
 
-def share_styles() -> str:
-    """Return the rules of the stylesheet that give each label of a bar room by its share, in whole hundredths."""
-    return "".join(f'.made-of [data-share="{share}"]{{flex-grow:{share}}}' for share in range(1, 101))
-
-
 def category_meanings() -> str:
     """Return the categories in one phrase, with what they mean where the name alone does not say it."""
     *first, last = (
@@ -105,7 +100,7 @@ def render(
     Returns:
         The page's text.
     """
-    code, style = asset(script), asset("page.css") + category_styles() + share_styles()
+    code, style = asset(script), asset("page.css") + category_styles()
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
