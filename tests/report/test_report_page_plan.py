@@ -277,7 +277,7 @@ def test_phases_and_holders_at_the_peak_split_it(quiet, page, planned):
     drawn = dict(quiet.js(f"return {cells}.map((g) => [g.__data__.data.name, g.__data__.data.value])"))
     assert drawn == planned.reading.at_peak.groupby("phase")["nbytes"].sum().to_dict()
     at_peak = planned.reading.at_peak
-    phases, holders = quiet.column(11), quiet.column(5)
+    phases, holders = quiet.column(6), quiet.column(7)
     for key, phase, holder in zip(map(int, quiet.row_keys()), phases, holders, strict=True):
         assert (phase, holder) == (at_peak["phase"][key], at_peak["holder"][key].replace("`", ""))
 

@@ -207,8 +207,8 @@ def _categories(reading: Reading) -> list[dict[str, Any]]:
 
 _SMALL_RATIO: Final = 0.05
 """Parts of the peak below this share stand together in its bar, where they are hard to tell apart. A guess."""
-_WIDE_RATIO: Final = 0.125
-"""Parts from this share on have their label inside. The longest needs 145 pixels; the bar has at least 1,150 then."""
+_WIDE_RATIO: Final = 0.15
+"""Parts from this share on have their label inside. The longest needs 145 pixels; the bar has at least 1,000 then."""
 
 
 def made_of_model(reading: Reading) -> dict[str, Any]:
