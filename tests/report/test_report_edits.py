@@ -255,6 +255,11 @@ OPTIMIZER = """
             None,
         ),  # another optimizer than the one of the file
         ("torch.optim.AdamW(model.parameters(), foreach=True)", "optimizer", None),  # not both may be given
+        (
+            "torch.optim.AdamW(model.parameters(), fused=False)",
+            "optimizer",
+            "optimizer = torch.optim.AdamW(model.parameters(), fused=True)",
+        ),
         ("make_optimizer(model.parameters())", "optimizer", None),  # its arguments are not known
         ("torch.optim.AdamW(**arguments)", "optimizer", None),
     ],

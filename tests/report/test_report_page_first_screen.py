@@ -210,6 +210,16 @@ def test_no_label_of_a_kind_is_its_name_in_json():
     assert len(set(labels)) == len(labels)
 
 
+@pytest.mark.parametrize("shown", [1400, 1000], indirect=True)
+def test_the_head_of_the_page_has_one_row_above_the_instant(shown):
+    """Names in full fit at usual widths: a jump to a section would else put its heading under the head."""
+    places = shown.js(
+        "return ['.brand', '.top nav', '#theme', '#help-open'].map((each) => {"
+        "const box = document.querySelector(each).getBoundingClientRect(); return (box.top + box.bottom) / 2; })"
+    )
+    assert max(places) - min(places) < 4
+
+
 def test_the_navigation_has_the_names_of_the_sections(wide):
     """Each link is the beginning of the heading that it leads to; no heading is hidden."""
     links = wide.js(

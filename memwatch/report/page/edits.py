@@ -290,10 +290,19 @@ def _optimizer_flag(finding: Finding, code: CodeReader) -> Edit | None:
         for node in ast.walk(program.tree)
         if isinstance(node, ast.Call) and _is_optimizer(node, program.tree)
     ]
-    if len(made) != 1 or any(keyword.arg in (None, "foreach", "fused") for keyword in made[0].keywords):
+    if len(made) != 1 or any(keyword.arg is None for keyword in made[0].keywords):
         return None
     if not _steps_at(program.tree, _line_of(finding.site)) & _names_of(program.tree, made[0]):
         return None  # the optimizer that steps comes from elsewhere
+    given = [keyword for keyword in made[0].keywords if keyword.arg in ("foreach", "fused")]
+    if given:
+        old = given[0].value
+        is_same = len(given) == 1 and given[0].arg == flag[0] and old.lineno == old.end_lineno
+        return (
+            program.replaced(old.lineno, old.col_offset, old.end_col_offset or 0, flag[1])
+            if is_same
+            else None
+        )
     call, line = made[0], program.lines[made[0].lineno - 1].encode("utf-8")
     end = (call.end_col_offset or 0) - 1
     has_room = call.lineno == call.end_lineno and line[:end].rstrip()[-1:] not in (b",", b"(")

@@ -429,7 +429,7 @@ def _backward(reading: Reading, code: CodeReader | None) -> Edit | None:
     """Return the only line of the program that calls `backward()`, as removed; None if there are several."""
     if code is None or not is_recorded(reading, "ops"):
         return None
-    ops = reading.part("ops", ["phase", "own_line"])
+    ops = reading.part("ops", ["phase", "own_line"], coded=True)
     lines = ops["own_line"][ops["phase"] == "backward"].unique().tolist()
     return calls_of_backward(str(lines[0]), code) if len(lines) == 1 and lines[0] else None
 
