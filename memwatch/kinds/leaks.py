@@ -29,6 +29,7 @@ class LeakRow:
 
     Attributes:
         text: the kind in tables and JSON.
+        label: the kind in a few words, for the page.
         held_by: the words between a leak and its holder.
         held_by_short: the same for the summary line of a test; None if they are equal.
         meaning: the kind in one sentence, for a legend.
@@ -40,6 +41,7 @@ class LeakRow:
     """
 
     text: str
+    label: str
     held_by: str
     meaning: str
     held_by_short: str | None = None
@@ -64,6 +66,7 @@ class LeakKind(str, Enum):
     # garbage that only gc frees
     CYCLE = LeakRow(
         "cycle",
+        label="reference cycle",
         held_by="freed only by gc: a reference cycle through",
         held_by_short="freed only by gc: cycle through",
         meaning="a reference cycle: only the garbage collector frees it, some time later",
@@ -71,6 +74,7 @@ class LeakKind(str, Enum):
     # a loop through autograd's C++, which gc cannot see
     UNCOLLECTABLE = LeakRow(
         "uncollectable",
+        label="never freed",
         held_by="gc cannot free it: a loop through",
         held_by_short="never freed: loop through",
         meaning="a loop through autograd that the garbage collector cannot see: it is never freed",
@@ -78,6 +82,7 @@ class LeakKind(str, Enum):
     # a live root reaches it
     RETAINED = LeakRow(
         "retained",
+        label="kept alive",
         held_by="kept alive by",
         meaning="a live object holds it, so it is freed only with that object",
         is_reached=True,
@@ -85,6 +90,7 @@ class LeakKind(str, Enum):
     # the nodes of an autograd graph, which a live root reaches; no tensor's memory
     GRAPH = LeakRow(
         "graph",
+        label="growing graph",
         held_by="kept alive by",
         meaning=(
             "the graph of a value that each step adds to: its nodes stay, though backward has freed their "
@@ -98,6 +104,7 @@ class LeakKind(str, Enum):
     # hooks that each call registers, which a live root reaches; no tensor's memory
     HOOKS = LeakRow(
         "hooks",
+        label="hooks of each call",
         held_by="registered on",
         meaning=(
             "hooks that each call registers and none removes; they hold no tensor, but each call runs all of "
