@@ -43,7 +43,7 @@ from memwatch.leaks.excuses import Exemptions, unbalanced
 from memwatch.leaks.groups import leaks_of, merge_and_sort
 from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.leak import TensorLeakError
-from memwatch.leaks.ledger import Ledger, Threads
+from memwatch.leaks.ledger import Ledger, Threads, older_tables
 from memwatch.leaks.loops import Loops, is_unseen
 from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads
 from memwatch.leaks.program_growth import ProgramGrowth
@@ -405,7 +405,7 @@ class _Block:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
         # before a collection makes the block's objects old
-        hooks = leaks_of_new_hooks(self._first_hook, self.exempt)
+        hooks = leaks_of_new_hooks(self._first_hook, self.exempt, older_tables)
         graphs = leaks_of_continued_graphs(
             [*self._ledger.older_ends(), *self._ledger.graph_ends()],
             self._ledger.alive(0),
