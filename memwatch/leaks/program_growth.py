@@ -916,7 +916,6 @@ class ProgramGrowth:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
-            rounds.seldom = [] if leaks else _seldom(keeping, measured)
             unseen = {each.storage.run for each in look.unreachable if not each.looped}
             rounds.has_unseen = not any(unseen.isdisjoint(period) for period in periods_of(measured))
             placed = [each for each in placed if _keeps_graph(each, with_graph)]
@@ -924,6 +923,11 @@ class ProgramGrowth:
             if filling and filling[0].every == 1:  # the graphs take most of the memory
                 nbytes = filling[0].nbytes + NODE_BYTES * _nodes_of_each(rounds)
                 filling[0] = replace(filling[0], nbytes=nbytes)
+            if not leaks:
+                named = {id(ref()) for leak in filling for ref in rounds.storages.get(leak.cause, ())}
+                behind_named = _storages_behind_graphs_of(named)
+                rest = [each for each in keeping if id(each.storage.ref()) not in behind_named]
+                rounds.seldom = _seldom(rest, measured)
             rounds.kept += filling
         rounds.kept += self._larger_tensors(rounds)
         leaks = self._with_growing_graphs(rounds, leaks)
@@ -1025,6 +1029,23 @@ def _seldom(survivors: Sequence[Survivor], measured: range) -> list[tuple[Leak, 
         if _are_spread(rounds, measured):
             found += [(leak, len(rounds)) for leak in leaks_of(group, [0], per_call=False)]
     return found
+
+
+def _storages_behind_graphs_of(storages: Collection[int]) -> set[int]:
+    """Return the ids of the storages that some tensors keep: their own, and those in their graphs.
+
+    A tensor made of others, such as `torch.stack(random.sample(buffer, 8))`, has the graphs of several rounds. The
+    buffer keeps them, whatever becomes of that tensor.
+
+    Args:
+        storages: the ids of the tensors' storages.
+    """
+    if not storages:
+        return set()
+    with quiet():
+        tensors: list[Any] = [obj for obj in tensors_among(gc.get_objects()) if is_tensor(obj)]
+        own = [tensor for tensor in tensors if id(storage_of(tensor)) in storages]
+    return set(map(id, storages_behind(own)))
 
 
 _FEWEST_BESIDE: Final = 2
