@@ -113,10 +113,12 @@ def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
     for place, leaks in kept_by_place.items():
         by_sort: dict[tuple[int, bool, bool, str], list[Leak]] = {}
         for leak in leaks:
-            has_own_line = leak.grows or _fills_places(leak) or leak.known is not None
+            has_own_line = leak.grows or _fills_places(leak) or (leak.known is not None and leak.known.remedy)
             advice = "" if has_own_line else leak.advice
             by_sort.setdefault((leak.every, leak.grows, _fills_places(leak), advice), []).append(leak)
-        for (every, grows, has_graphs, advice), several in sorted(by_sort.items(), key=lambda item: item[0][:3]):
+        for (every, grows, has_graphs, advice), several in sorted(
+            by_sort.items(), key=lambda item: item[0][:3]
+        ):
             rows = _rows(several, told)
             if rows:
                 line = words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs, advice=advice)

@@ -315,7 +315,9 @@ def leak_of(
         or advice(
             remedy,
             with_graph=keeps_graph and shown.kind.is_reached and stores_tensor(cut, edges),
-            further=[] if remedy.row.ends_every_cycle else [reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
+            further=[]
+            if remedy.row.ends_every_cycle
+            else [reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
             is_complete=not any(survivor.has_more_cycles for survivor in group),
             shows_part=shown.kind is LeakKind.RETAINED and _mostly_views(group) and _shows_part(group),
             name=name,
