@@ -111,13 +111,18 @@ def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
     lines = []
     kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
     for place, leaks in kept_by_place.items():
-        by_sort: dict[tuple[int, bool, bool], list[Leak]] = {}
+        by_sort: dict[tuple[int, bool, bool, str], list[Leak]] = {}
         for leak in leaks:
-            by_sort.setdefault((leak.every, leak.grows, _fills_places(leak)), []).append(leak)
-        for (every, grows, has_graphs), several in sorted(by_sort.items(), key=lambda item: item[0]):
+            has_own_line = leak.grows or _fills_places(leak) or (leak.known is not None and leak.known.remedy)
+            advice = "" if has_own_line else leak.advice
+            by_sort.setdefault((leak.every, leak.grows, _fills_places(leak), advice), []).append(leak)
+        for (every, grows, has_graphs, advice), several in sorted(
+            by_sort.items(), key=lambda item: item[0][:3]
+        ):
             rows = _rows(several, told)
             if rows:
-                lines.append(words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs))
+                line = words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs, advice=advice)
+                lines.append(line)
                 known = dict.fromkeys(leak.known for leak in several if leak.known is not None)
                 lines += map(words.known_line, known)
     return lines

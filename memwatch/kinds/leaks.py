@@ -148,7 +148,7 @@ class RemedyRow:
     """The properties of one remedy.
 
     Attributes:
-        advice: the sentence for the user.
+        advice: the sentence for the user; ``{name}`` is the name of a variable or an attribute.
         is_of_function: True for advice about a function, or about a hook in a loop. For a hook that a live object
             keeps, the user has to use its handle instead.
         is_of_entry: True for advice about the entries of a container.
@@ -156,6 +156,7 @@ class RemedyRow:
         is_of_name: True for advice about a name with one value: a variable, an attribute.
         is_of_attribute: True for advice about an attribute, behind which a container may grow.
         is_of_reference_in_cycle: True for advice about a plain reference of a cycle, which its target may rule out.
+        ends_every_cycle: True for advice that frees all objects of the leak, however many cycles they are in.
         detaches: True if the advice already says to detach the tensor.
         has_value: False for references that no line of the program stores.
     """
@@ -167,6 +168,7 @@ class RemedyRow:
     is_of_name: bool = False
     is_of_attribute: bool = False
     is_of_reference_in_cycle: bool = False
+    ends_every_cycle: bool = False
     detaches: bool = False
     has_value: bool = True
 
@@ -338,7 +340,17 @@ class Remedy(Enum):
         "only C code keeps this function, as it does a callback, or a hook of a context that is still open "
         "(`saved_tensors_hooks`): unregister it after use, or enter the context by `with`"
     )
+    FINALIZER_OF_OBJECT = RemedyRow(
+        "a finalizer keeps its function and its arguments until its object dies, and the object never dies if they "
+        "lead to it: give it a static method or a module function, and as argument the resource itself and not the "
+        "object"
+    )
     FINALIZER = RemedyRow("a finalizer keeps its arguments until its object dies: do not hand it the tensor")
+    TASK = RemedyRow(
+        "a task that waits keeps the local variables of its coroutine: cancel the task (`task.cancel()`), or set what "
+        "it waits for",
+        ends_every_cycle=True,
+    )
     GENERATOR = RemedyRow("a suspended generator keeps its local variables: exhaust it, or call `close()`")
     PARTIAL = RemedyRow("the partial keeps its arguments: drop the partial, or bind a weak reference")
     EXIT_STACK = RemedyRow(
@@ -365,9 +377,10 @@ class Remedy(Enum):
         "the inner function captures an object that leads back to it: pass that object as an argument, or "
         "delete the name after use"
     )
-    CLOSURE_OF_SELF = RemedyRow(
-        "the inner function closes over `self`: let it close over `weakref.ref(self)`, or drop the function"
-        " after use"
+    CLOSURE_OF_OBJECT = RemedyRow(
+        "the inner function closes over `{name}` and keeps that object: let it close over `weakref.ref({name})` and "
+        "keep the object elsewhere while you need it, or drop the function after use",
+        is_of_name=True,
     )
     GRAPH = RemedyRow(
         (
@@ -383,7 +396,8 @@ class Remedy(Enum):
     BOUND_METHOD = RemedyRow(
         (
             "the bound method keeps its object: store a `weakref.WeakMethod` (a `weakref.ref` of it is dead at "
-            "once) or a plain function that is given the object, or drop it after use"
+            "once) and keep the object elsewhere while you need it, store a plain function that is given the object, "
+            "or drop the method after use"
         ),
         is_of_function=True,
     )
@@ -449,7 +463,7 @@ class Remedy(Enum):
         is_of_name=True,
     )
     CHAIN = RemedyRow(
-        "each object keeps the one before it by `{attribute}`, so none is freed: delete that attribute of the older "
+        "each object keeps the one before it by `.{name}`, so none is freed: delete that attribute of the older "
         "object, or keep only the values that you need of it"
     )
     WRAPPERS = RemedyRow(

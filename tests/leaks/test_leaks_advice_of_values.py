@@ -79,7 +79,7 @@ def test_a_chain_of_objects_is_named_by_its_attribute():
             holder.prev.prev = None
 
     (leak,) = find_leaks(lambda: advance(drop=False))
-    assert leak.advice == advice(Remedy.CHAIN, attribute="prev")
+    assert leak.advice == advice(Remedy.CHAIN, name="prev")
     assert find_leaks(lambda: advance(drop=True)) == []
 
 

@@ -20,7 +20,7 @@ import programs_keepers
 import programs_recipes
 import programs_windows
 from all_programs import PROGRAMS
-from expected_remedies import CHAIN_ATTRIBUTES, REMEDIES
+from expected_remedies import NAMES, REMEDIES
 
 MODULES = (
     programs_callbacks,
@@ -78,8 +78,8 @@ def test_a_leak_is_told_with_its_holder_and_its_advice(program, leaks):
     assert by_calls
     assert by_pass
     for told, remedy in ((by_calls, REMEDIES[program.name]), (by_pass, of_one_pass(program))):
-        attribute = CHAIN_ATTRIBUTES.get(program.name)
-        wanted = [advice(remedy, with_graph=each, attribute=attribute) for each in (False, True)]
+        name = NAMES.get(program.name)
+        wanted = [advice(remedy, with_graph=each, name=name) for each in (False, True)]
         assert any(leak.advice in wanted for leak in told), "\n".join(map(str, told))
 
 
