@@ -251,7 +251,7 @@ def _counted(leaks: list[Leak], settings: Settings) -> list[Leak]:
             if matches(leak, pattern)
         )
         rule = next(rules, None)
-        if rule is None and leak.nbytes < smallest_bytes:
+        if rule is None and leak.kind.is_below(leak.nbytes, smallest_bytes):
             rule = f"smaller than {format_bytes(smallest_bytes)}"
         if rule is None:
             counted.append(leak)
