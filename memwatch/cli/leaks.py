@@ -79,7 +79,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             return hide_own_frames(error)
         found = error.leaks
     # what each round adds says more than the sum at the end
-    found = [leak for leak in found if not growth.has_leak_of(leak, check.told_storages({leak.cause}))]
+    found = [leak for leak in found if not growth.has_leak_of(leak, check.leaked_storages(leak.cause))]
     told = {leak.cause for leak in found}
     seen = check.told_storages(told)
     found = _counted(found, settings)

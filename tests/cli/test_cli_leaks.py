@@ -1574,3 +1574,89 @@ def test_a_second_holder_of_the_same_tensors_is_named(shell_memwatch):
     assert "global `kept`" in done.stdout
     assert "also kept by: global `state`" in done.stdout.replace("\n      ", " ")
     assert "mends it" not in done.stdout
+
+
+KEPT_ERRORS = """
+import torch
+class Worker:
+    def __init__(self):
+        self.model = torch.nn.Linear(64, 64)
+        self.failed = {{}}
+        self.items = []
+        {own_cycle}
+    def execute(self, request):
+        y = self.model(torch.randn(128, 64))
+        raise RuntimeError("request %d" % request)
+    def handle(self, request):
+        try:
+            self.execute(request)
+        except RuntimeError as error:
+            {keep}
+def serve():
+    worker = Worker()
+    for request in range(21):
+        worker.handle(request)
+serve()
+"""
+
+
+@pytest.mark.parametrize(
+    ("keep", "own_cycle", "kinds"),
+    [
+        ("self.failed[request] = error", "", ["retained"]),
+        ("self.failed[request] = str(error)", "", []),
+        (
+            "self.items.append(torch.randn(64, 64) * self.model.weight)",
+            "self.me = self",
+            ["retained", "cycle"],
+        ),
+    ],
+    ids=["in the cycle", "fixed", "behind another cycle"],
+)
+def test_a_cycle_at_the_end_through_the_reference_of_a_leak_of_each_pass_is_the_same_leak(
+    keep, own_cycle, kinds, shell_memwatch, tmp_path
+):
+    """The exceptions keep their worker too, which keeps the exceptions. Behind a cycle of its own there are two causes."""
+    (tmp_path / "program.py").write_text(KEPT_ERRORS.format(keep=keep, own_cycle=own_cycle))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == bool(kinds), done.stdout
+    assert [
+        line.split(":")[0] for line in done.stdout.splitlines() if line.startswith(("retained:", "cycle:"))
+    ] == kinds
+
+
+HOOKS_WITH_TENSORS = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+seen = []
+def main():
+    with torch.no_grad():
+        for _ in range(21):
+            scale = torch.randn(8)
+            def hook(module, args, out, scale=scale):
+                return out * scale
+            handles = [module.register_forward_hook(hook) for module in net]
+            net(torch.ones(2, 8))
+            {then}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "code", "has_grown"),
+    [
+        ("pass", 1, False),
+        ("[handle.remove() for handle in handles]", 0, False),
+        ("seen.append(torch.ones(8))", 1, True),
+    ],
+    ids=["kept", "removed", "kept beside a list"],
+)
+def test_tensors_that_the_hooks_of_each_pass_keep_are_no_second_report(
+    then, code, has_grown, shell_memwatch, tmp_path
+):
+    (tmp_path / "program.py").write_text(HOOKS_WITH_TENSORS.format(then=then))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == code, done.stdout
+    assert ("hooks: 2 hooks on each pass" in done.stdout) == bool(code)
+    assert ("memory grew" in done.stdout) == has_grown
+    assert done.stdout.count("_forward_hooks") <= 2 * code  # in the headline and in the path

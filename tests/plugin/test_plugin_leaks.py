@@ -318,7 +318,9 @@ def test_no_size_tolerates_hooks_that_each_run_registers(session):
         "-v",
     )
     result.assert_outcomes(failed=3, passed=3)
-    result.stdout.fnmatch_lines([f"*::test_{name} LEAK*" for name in ("module", "tensor", "after_accumulation")])
+    result.stdout.fnmatch_lines(
+        [f"*::test_{name} LEAK*" for name in ("module", "tensor", "after_accumulation")]
+    )
 
 
 def test_max_bytes_tolerates_the_tensors_beside_hooks(session):
