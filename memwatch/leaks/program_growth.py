@@ -914,7 +914,8 @@ class ProgramGrowth:
             others = [
                 each
                 for each in look.retained
-                if not _keeps_graph(each, with_graph) and (rounds.have_backward or not _is_of_module(each))
+                if not _keeps_graph(each, with_graph)
+                and (rounds.have_backward or _is_in_cache(each) or not _is_of_module(each))
             ]
             leaks = rounds.leaks_within(keeping, measured, with_graph=True)
             if leaks and leaks[0].every == 1:
@@ -1134,6 +1135,11 @@ def _in_call(survivor: Survivor, first: Edge) -> Survivor:
 def _is_of_module(survivor: Survivor) -> bool:
     """Return True for a parameter or a buffer."""
     return any(step.edge.kind in (EdgeKind.PARAMETER, EdgeKind.BUFFER) for step in survivor.steps)
+
+
+def _is_in_cache(survivor: Survivor) -> bool:
+    """Return True for an object that a cache keeps, such as the model whose cached method was called."""
+    return any(step.edge.kind in (EdgeKind.CACHE_RESULT, EdgeKind.CACHE_ARGUMENT) for step in survivor.steps)
 
 
 def _storages_with_graph() -> set[int]:

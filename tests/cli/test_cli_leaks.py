@@ -1660,3 +1660,91 @@ def test_tensors_that_the_hooks_of_each_pass_keep_are_no_second_report(
     assert ("hooks: 2 hooks on each pass" in done.stdout) == bool(code)
     assert ("memory grew" in done.stdout) == has_grown
     assert done.stdout.count("_forward_hooks") <= 2 * code  # in the headline and in the path
+
+
+CACHED_METHOD = """
+import functools, torch
+class Embedding(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = torch.nn.Linear(64, 64)
+    @functools.lru_cache(maxsize={maxsize})
+    def table(self, length):
+        return torch.ones(length, 64)
+    def forward(self, x):
+        return self.proj(x + self.table(16))
+def evaluate():
+    with torch.no_grad():
+        return Embedding()(torch.ones(1, 16, 64)).mean().item()
+def main():
+    for _ in range({passes}):
+        evaluate(){then}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("maxsize", "kept"), [("None", "20.25 KiB in 3 tensors"), ("32", "16.25 KiB in 2 tensors")]
+)
+def test_the_models_that_the_cache_of_a_method_keeps_are_named(maxsize, kept, shell_memwatch, tmp_path):
+    """Each model is an argument of a cached call. The results of a cache with a bound do not count."""
+    program = CACHED_METHOD.format(maxsize=maxsize, passes=24, then="")
+    (tmp_path / "program.py").write_text(program)
+    done = shell_memwatch("leaks", "program.py")
+    said = findings(done)
+    assert done.returncode == 0
+    assert (
+        "added to global `Embedding` of module __main__ -> class attribute .table of class Embedding" in said
+    )
+    assert kept in said
+    assert "made at: program.py:" in said
+    assert "advice: the cache of a method keeps every `self`" in said
+    assert "`__class__`" not in said
+    assert "delete them in the loop" not in said
+
+
+@pytest.mark.parametrize(
+    ("maxsize", "then"), [("4", ""), ("None", "; Embedding.table.cache_clear()")], ids=["full", "cleared"]
+)
+def test_a_cache_of_a_method_that_is_full_or_cleared_does_not_grow(maxsize, then, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(CACHED_METHOD.format(maxsize=maxsize, passes=24, then=then))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+ONE_LINE_ADDS = """
+import torch
+kept, results = [], []
+class Loop:
+    def __init__(self):
+        self.seen = torch.zeros(0)
+    def run(self, x):
+        y = x * 2
+        kept.append(y)
+        {then}
+def main():
+    loop = Loop()
+    for _ in range(24):
+        loop.run(torch.ones(64))
+main()
+"""
+ADDED = "  added at: program.py:9 in run: `kept.append(y)`"
+MADE = "  made at: program.py:10 in run (Tensor [{}] float32), called from program.py:14 in main"
+
+
+@pytest.mark.parametrize(
+    ("then", "lines"),
+    [
+        ("pass", [ADDED]),
+        ("results.append(x + 1)", [ADDED, MADE.format("64")]),
+        ("kept.clear()", []),
+        ("kept.clear(); self.seen = torch.cat([self.seen, x])", [MADE.format("1280")]),
+    ],
+    ids=["one", "two", "cleared", "larger"],
+)
+def test_memory_that_grew_has_the_lines_that_add_to_it(then, lines, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(ONE_LINE_ADDS.format(then=then))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0
+    assert ("memory grew" in done.stdout) == bool(lines)
+    assert sorted(line for line in done.stdout.splitlines() if " at: " in line) == lines
