@@ -1616,7 +1616,7 @@ serve()
 def test_a_cycle_at_the_end_through_the_reference_of_a_leak_of_each_pass_is_the_same_leak(
     keep, own_cycle, kinds, shell_memwatch, tmp_path
 ):
-    """The exceptions keep their worker too, which keeps the exceptions. Behind a cycle of its own there are two causes."""
+    """The exceptions keep their worker, which keeps the exceptions. A cycle of its own is a second cause."""
     (tmp_path / "program.py").write_text(KEPT_ERRORS.format(keep=keep, own_cycle=own_cycle))
     done = shell_memwatch("leaks", "program.py")
     assert done.returncode == bool(kinds), done.stdout
