@@ -87,7 +87,8 @@ KEYS: Final = (
     Key(
         "limits.leak",
         Kind.SIZE,
-        "Leaks of fewer bytes do not count for `memwatch leaks` and for pytest, as with `--memwatch-leaks-min-bytes`.",
+        "Leaks of fewer bytes do not count for `memwatch leaks` and for pytest, as with `--memwatch-leaks-min-bytes`. "
+        "Hooks have no bytes, and always count.",
     ),
     Key(
         "limits.growth",

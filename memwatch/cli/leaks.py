@@ -79,7 +79,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             return hide_own_frames(error)
         found = error.leaks
     # what each round adds says more than the sum at the end
-    found = [leak for leak in found if not growth.has_leak_of(leak, check.told_storages({leak.cause}))]
+    found = [leak for leak in found if not growth.has_leak_of(leak, check.leaked_storages(leak.cause))]
     told = {leak.cause for leak in found}
     seen = check.told_storages(told)
     found = _counted(found, settings)
@@ -119,10 +119,13 @@ def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
         for (every, grows, has_graphs, advice), several in sorted(
             by_sort.items(), key=lambda item: item[0][:3]
         ):
+            first = {leak.cause: leak for leak in reversed(several) if leak.cause not in told}
             rows = _rows(several, told)
             if rows:
-                line = words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs, advice=advice)
-                lines.append(line)
+                lines.append(words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs))
+                places = dict.fromkeys(leak.place_line for leak in reversed(first.values()))
+                lines += list(filter(None, places))[: words.MOST_HELD]
+                lines += [words.ADVICE.format(advice=advice)] * bool(advice)
                 known = dict.fromkeys(leak.known for leak in several if leak.known is not None)
                 lines += map(words.known_line, known)
     return lines
@@ -256,7 +259,7 @@ def _counted(leaks: list[Leak], settings: Settings) -> list[Leak]:
             if matches(leak, pattern)
         )
         rule = next(rules, None)
-        if rule is None and leak.nbytes < smallest_bytes:
+        if rule is None and leak.kind.is_below(leak.nbytes, smallest_bytes):
             rule = f"smaller than {format_bytes(smallest_bytes)}"
         if rule is None:
             counted.append(leak)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 
 LAST_EXCEPTION: Final = ("last_value", "last_exc", "last_traceback")
+_CELL_OF_SUPER: Final = "__class__"
 _TEST_RUNNERS: Final = (
     "_pytest",
     "pytest",
@@ -125,7 +126,8 @@ class Root:
         runner: True for pytest, unittest and other test runners, whose references do not count.
         frame_id: ``id`` of the frame, else 0.
         explains: True for references that users cannot edit, but that show why a `del` frees nothing: those of a call
-            of torch or Python, and arguments, which the caller has under a name of its own.
+            of torch or Python, and arguments, which the caller has under a name of its own. Likewise the variable
+            `__class__`, which Python makes for `super()`: the class has a name of its own.
         thread_id: the identifier of the thread that runs a frame; 0 for the main thread and without a frame.
         work: what this thread runs: its outermost call outside Python's own code.
     """
@@ -216,9 +218,10 @@ def _roots_of_call(frame: FrameType, thread: str, modules: set[int]) -> Iterator
     for name, value in values.items():
         is_argument = name in names
         kind = EdgeKind.ARGUMENT if is_argument else EdgeKind.LOCAL
-        (given if is_argument and name not in assigned else root).entries.append(
-            Held(kind, name, value, owner)
-        )
+        holder = given if is_argument and name not in assigned else root
+        if name == _CELL_OF_SUPER and name in code.co_freevars:
+            holder = arguments
+        holder.entries.append(Held(kind, name, value, owner))
     if id(frame.f_globals) not in modules:  # exec, runpy: a namespace that no module of sys.modules shows
         namespace = Vertex(VertexKind.NAMESPACE, file=code.co_filename)
         root.entries.append(Held(EdgeKind.GLOBAL, None, frame.f_globals, namespace))

@@ -36,6 +36,7 @@ class LeakRow:
         is_reached: True if a live root reaches it: its path is a way from there, and no cycle.
         amount: a template for how much leaked: hooks have no bytes of their own, and the bytes of nodes are estimated
             from their number.
+        has_bytes: False if nothing of it is measured in bytes, so that no size is too small to count.
         one: the word for one of the leaked things.
         many: the word for several of them.
     """
@@ -47,6 +48,7 @@ class LeakRow:
     held_by_short: str | None = None
     is_reached: bool = False
     amount: str = "{size} in {counted}"
+    has_bytes: bool = True
     one: str = "tensor"
     many: str = "tensors"
 
@@ -112,6 +114,7 @@ class LeakKind(str, Enum):
         ),
         is_reached=True,
         amount="{counted}",
+        has_bytes=False,
         one="hook",
         many="hooks",
     )
@@ -131,6 +134,10 @@ class LeakKind(str, Enum):
     def is_of_tensors(self) -> bool:
         """Whether tensors leak, and not hooks or nodes of autograd."""
         return self not in (LeakKind.GRAPH, LeakKind.HOOKS)
+
+    def is_below(self, nbytes: int, least_bytes: int) -> bool:
+        """Return True if a leak of so many bytes is too small to count; hooks have none, and always count."""
+        return self.row.has_bytes and nbytes < least_bytes
 
     @property
     def held_by(self) -> str:

@@ -270,6 +270,7 @@ class check_leaks:  # noqa: N801 - used like a function
         self._blocks: list[_Block] = []
         self._may_have_grown = False
         self._noted_ops: int | None = None
+        self._leaked: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}
 
     @property
     def may_have_grown(self) -> bool:
@@ -297,6 +298,7 @@ class check_leaks:  # noqa: N801 - used like a function
         finally:
             block.stop()
         self._may_have_grown, self._noted_ops = block.may_have_grown, block.noted_ops
+        self._leaked = block.leaked
         if leaks:
             raise TensorLeakError(leaks) from error
 
@@ -314,6 +316,10 @@ class check_leaks:  # noqa: N801 - used like a function
     def give_up(self) -> None:
         """Report nothing of the running block, whose exception is the caller's."""
         self._blocks[-1].is_given_up = True
+
+    def leaked_storages(self, cause: str) -> list[weakref.ref[torch.UntypedStorage]]:
+        """Return the storages of the leaks of the last block with a cause, those in cycles included."""
+        return self._leaked.get(cause, [])
 
     def told_storages(self, causes: Collection[str]) -> list[weakref.ref[torch.UntypedStorage]]:
         """Return the storages of the leaks with some causes that a live root holds."""
@@ -380,6 +386,7 @@ class _Block:
         self._first_hook, self._first_node = next_hook_number(), next_sequence_nr()
         self.may_have_grown = False
         self.aside: set[int] = set()  # ids of storages that are not reported
+        self.leaked: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}  # by the cause of each leak
         self.is_given_up = False
 
     def young(self) -> list[object]:
@@ -435,7 +442,11 @@ class _Block:
         change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]
         left = unbalanced(diagnosis.retained, diagnosis.unreachable, change)
         left = self._known.names.note(left)
-        return leaks_of(left, [0], per_call=False, end_s=end_s, on_leak=self._known.note_told)
+        return leaks_of(left, [0], per_call=False, end_s=end_s, on_leak=self._note_leak)
+
+    def _note_leak(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
+        self.leaked.setdefault(leak.cause, []).extend(each.storage.ref for each in survivors)
+        self._known.note_told(leak, survivors)
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
         """Search nearby first, and through the whole heap only for the remaining survivors."""

@@ -307,13 +307,19 @@ def _optimizer_state(
 
 
 def _has_new_parameters(snapshot: Snapshot, living: set[int]) -> bool:
-    """Return True if a module from before the block got parameters in it, beside some with the given ids."""
+    """Return True if a module from before the block got parameters in it, beside older ones with the given ids.
+
+    A part that a series of parts got as one more replaced none.
+    """
+    added = added_parts(snapshot)
     for module in snapshot.instances(torch.nn.Module):
         if snapshot.is_young(module):
             continue
         modules = [module, *(part for part in inside(module) if not is_tensor(part))]
         parameters = [each for part in modules for _, _, each in entries(part, PARAMETERS) if is_tensor(each)]
-        if any(map(snapshot.is_young, parameters)) and not living.isdisjoint(map(id, parameters)):
+        new = [each for each in parameters if snapshot.is_young(each)]
+        older = {id(each) for each in parameters} - {id(each) for each in new}
+        if not living.isdisjoint(older) and any(id(each) not in added for each in new):
             return True
     return False
 

@@ -136,10 +136,7 @@ class Leak(ShownAsText):
         return f"<Leak: {self.headline()}>"
 
     def __str__(self) -> str:
-        made_at = words.MADE_AT.format(site=self.site or words.UNKNOWN_LINE, tensor=self.tensor)
-        if self.caller is not None:
-            made_at += words.CALLED_FROM.format(caller=self.caller)
-        made = [made_at] * (self.kind is not LeakKind.HOOKS)
+        made = [self._made_at_line] * (self.kind is not LeakKind.HOOKS)
         if self.hook:
             made.append(words.HOOK_LINE.format(hook=self.hook))
         if self.graph_nodes and self.kind is not LeakKind.GRAPH:
@@ -169,6 +166,18 @@ class Leak(ShownAsText):
             known = self.known
             lines.append(words.KNOWN_LINE.format(library=known.library, what=known.what, link=known.link))
         return "\n".join([*lines, words.ADVICE.format(advice=self.advice)])
+
+    @property
+    def _made_at_line(self) -> str:
+        line = words.MADE_AT.format(site=self.site or words.UNKNOWN_LINE, tensor=self.tensor)
+        return line if self.caller is None else line + words.CALLED_FROM.format(caller=self.caller)
+
+    @property
+    def place_line(self) -> str:
+        """The line that adds to the container, or else the line that made the tensors; empty if neither is known."""
+        if self.added_at:
+            return words.ADDED_AT_LINE.format(lines=self.added_at)
+        return "" if self.site is None else self._made_at_line
 
     @property
     def may_be_filling(self) -> bool:

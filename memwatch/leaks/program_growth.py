@@ -49,6 +49,7 @@ from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.cause import series_of
+from memwatch.leaks.cut import is_registration
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
@@ -659,18 +660,22 @@ class ProgramGrowth:
     def has_leak_of(self, leak: Leak, refs: Sequence[weakref.ref[torch.UntypedStorage]]) -> bool:
         """Return True if a search of rounds found a leak of the end, with the same cause or most of its storages.
 
+        A cycle at the end has the cause of a holder if it goes through the reference to cut of the holder.
+
         Args:
             leak: a leak of the end.
-            refs: its storages, if a live root holds them.
+            refs: its storages.
         """
         ids = set(map(id, refs))
+        cycle = set(map(series_of, leak.edges[: leak.cycle_length]))
         for rounds in self.rounds:
             for each in rounds.leaks:
-                if each.kind is not leak.kind:
+                is_in_cycle = each.kind.is_reached and each.cut is not None and series_of(each.cut) in cycle
+                if each.kind is not leak.kind and not is_in_cycle:
                     continue
                 known = set(map(id, rounds.storages.get(each.cause, [])))
                 # rounds after the last search have up to as many again
-                has_most = known <= ids and _MOST_OF_ALL * len(known) >= len(ids) > 0
+                has_most = bool(known) and known <= ids and _MOST_OF_ALL * len(known) >= len(ids)
                 if each.cause == leak.cause or has_most:
                     return True
         return False
@@ -908,7 +913,8 @@ class ProgramGrowth:
             others = [
                 each
                 for each in look.retained
-                if not _keeps_graph(each, with_graph) and (rounds.have_backward or not _is_of_module(each))
+                if not _keeps_graph(each, with_graph)
+                and (rounds.have_backward or _is_in_cache(each) or not _is_of_module(each))
             ]
             leaks = rounds.leaks_within(keeping, measured, with_graph=True)
             if leaks and leaks[0].every == 1:
@@ -928,7 +934,9 @@ class ProgramGrowth:
         leaks = self._with_growing_graphs(rounds, leaks)
         rounds.unseen_nodes = 0 if leaks else _nodes_of_each(rounds)
         rounds.has_unseen = not leaks and (rounds.unseen_nodes > 0 or rounds.has_unseen)
-        leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
+        hooks = leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
+        rounds.kept = [leak for leak in rounds.kept if not _is_kept_by(hooks, leak)]
+        leaks += hooks
         if rounds.leaks and not leaks:
             rounds.kept_a_while = True
             if not was_alive:
@@ -1094,6 +1102,13 @@ def _of_usual_round(leak: Leak, survivors: Sequence[Survivor]) -> Leak:
     return replace(leak, nbytes=nbytes, count=count)
 
 
+def _is_kept_by(hooks: Sequence[Leak], kept: Leak) -> bool:
+    """Return True if hooks of a leak keep the tensors that rounds added: the same edit ends both."""
+    tables = {series_of(cut) for leak in hooks for cut in leak.cuts}
+    is_added_with_hook = kept.cut is not None and is_registration(kept.cut, kept.edges)
+    return is_added_with_hook and any(series_of(edge) in tables for edge in kept.edges)
+
+
 def _period_of_hooks(numbers: Sequence[int]) -> int:
     """Return the largest distance between two rounds that registered a hook; 1 if it is too large to show growth."""
     rounds = [at for at, (before, after) in enumerate(pairwise(numbers)) if before != after]
@@ -1145,6 +1160,11 @@ def _in_call(survivor: Survivor, first: Edge) -> Survivor:
 def _is_of_module(survivor: Survivor) -> bool:
     """Return True for a parameter or a buffer."""
     return any(step.edge.kind in (EdgeKind.PARAMETER, EdgeKind.BUFFER) for step in survivor.steps)
+
+
+def _is_in_cache(survivor: Survivor) -> bool:
+    """Return True for an object that a cache keeps, such as the model whose cached method was called."""
+    return any(step.edge.kind in (EdgeKind.CACHE_RESULT, EdgeKind.CACHE_ARGUMENT) for step in survivor.steps)
 
 
 def _storages_with_graph() -> set[int]:

@@ -107,7 +107,7 @@ def leaks_of_hooks(
                 found.setdefault(key, []).append((edges, count))
                 functions[key] = code
     leaks = [
-        _leak_of_table(*each[0], calls, tables=len(each), function=functions[key])
+        _leak_of_tables([edges for edges, _ in each], each[0][1], calls=calls, function=functions[key])
         for key, each in found.items()
     ]
     return sorted(leaks, key=lambda leak: -leak.count)
@@ -150,7 +150,7 @@ def leaks_of_new_hooks(
             if snapshot.is_old(position) and tree.reaches(position):
                 edges = tuple(step.edge for step in steps_of(snapshot, tree.path(position)))
                 function = _function_of_hooks(table, first)
-                leaks.append(_leak_of_table(edges, count, 1, per_call=False, function=function))
+                leaks.append(_leak_of_tables([edges], count, per_call=False, function=function))
     return sorted(leaks, key=lambda leak: -leak.count)
 
 
@@ -179,26 +179,26 @@ def _code_of(hook: Any) -> CodeType | None:
     return hook.__code__ if type(hook) is FunctionType else None
 
 
-def _leak_of_table(
-    edges: tuple[Edge, ...],
+def _leak_of_tables(
+    ways: Sequence[tuple[Edge, ...]],
     count: int,
-    calls: int,
     *,
+    calls: int = 1,
     per_call: bool = True,
-    tables: int = 1,
     function: CodeType | None = None,
 ) -> Leak:
     """Return the leak of some tables that got the same hooks.
 
     Args:
-        edges: the path to the first table.
+        ways: the path to each table.
         count: the new hooks of each table.
         calls: the number of calls that registered them.
         per_call: True if the figures are per call.
-        tables: the number of tables.
         function: the code of the hooks; None if they are of several functions.
     """
+    edges, tables = ways[0], len(ways)
     cut = edges[-1]
+    cuts = {series_of(way[-1]): way[-1] for way in reversed(ways)}  # of each series the first
     every = max(1, round(calls / count))
     return Leak(
         kind=LeakKind.HOOKS,
@@ -213,6 +213,7 @@ def _leak_of_table(
         reference=edge_phrase(cut),
         edges=edges,
         cut=cut,
+        cuts=(cut, *(each for each in cuts.values() if each is not cut)),
         cause=cause_of(LeakKind.HOOKS, cut, edges, 0),
         hook="" if function is None else hook_phrase(*_place_of(function)),
     )

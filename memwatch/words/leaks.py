@@ -101,7 +101,7 @@ _MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal show
 _AT_AN_END: Final = 3
 _COMPREHENSIONS: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _MOST_ROUNDS: Final = 2  # loops that the verdict names
-_MOST_HELD: Final = 3  # holders that a line names
+MOST_HELD: Final = 3  # holders that a line names
 
 ROOT: Final = "root"
 """The first box of a drawn retention path."""
@@ -394,7 +394,6 @@ def kept_line(
     *,
     grows: bool,
     has_graphs: bool,
-    advice: str = "",
 ) -> str:
     """Return which holders got tensors, or have a tensor that became larger, in the rounds of a loop or of steps.
 
@@ -404,13 +403,11 @@ def kept_line(
         rows: the holders, with the tensors and the bytes by device that a round adds.
         grows: True if their tensors became larger.
         has_graphs: True if the rounds filled places of lists or arrays with tensors that have a graph.
-        advice: the change that ends the growth, for tensors that did neither.
     """
     if has_graphs:
         return PLACES_FILLED_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     if not grows:
-        line = KEPT_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
-        return "\n".join([line, *[ADVICE.format(advice=advice)] * bool(advice)])
+        return KEPT_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     held = [LARGER.format(size=sizes_phrase(sizes), holder=holder) for holder, _, sizes in rows]
     return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=_first_of(held))
 
@@ -467,8 +464,8 @@ def held_phrase(held: Sequence[tuple[str, int, Mapping[str, int]]]) -> str:
 
 def _first_of(holders: Sequence[str]) -> str:
     """Return the first few of some holders, and how many more there are."""
-    more = len(holders) - _MOST_HELD
-    return IN_A_CYCLE.join([*holders[:_MOST_HELD], *[MORE_HOLDERS.format(count=more)] * (more > 0)])
+    more = len(holders) - MOST_HELD
+    return IN_A_CYCLE.join([*holders[:MOST_HELD], *[MORE_HOLDERS.format(count=more)] * (more > 0)])
 
 
 def _amount(kind: LeakKind, sizes: Mapping[str, int], count: int) -> str:

@@ -362,7 +362,7 @@ class Examination:
             if rule is not None:
                 known = {"pattern": rule.pattern, "reason": rule.reason}
                 self.data.setdefault("ignored", []).append({**leak_data(leak), **known})
-            elif leak.nbytes < self._settings.leaks_min_bytes:
+            elif leak.kind.is_below(leak.nbytes, self._settings.leaks_min_bytes):
                 self.data.setdefault("small", []).append(leak_data(leak))
             elif made_by_machinery(leak):
                 self.data.setdefault("machinery", []).append(leak_data(leak))
@@ -371,8 +371,9 @@ class Examination:
             else:
                 real.append(leak)
         self.data["leaks"] = [leak_data(leak) for leak in real]
-        tolerated = growth is not None and sum(leak.nbytes for leak in real) <= growth.max_bytes
-        return [] if tolerated else real
+        if growth is not None and sum(leak.nbytes for leak in real) <= growth.max_bytes:
+            return [leak for leak in real if not leak.kind.row.has_bytes]  # `max_bytes` tolerates no hooks
+        return real
 
     def _avoidable(self) -> list[Finding]:
         """Note the findings of the reading with the highest peak, and return those that fail the test."""

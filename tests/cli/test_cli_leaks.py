@@ -1682,3 +1682,177 @@ def test_a_second_holder_of_the_same_tensors_is_named(shell_memwatch):
     assert "global `kept`" in done.stdout
     assert "also kept by: global `state`" in done.stdout.replace("\n      ", " ")
     assert "mends it" not in done.stdout
+
+
+KEPT_ERRORS = """
+import torch
+class Worker:
+    def __init__(self):
+        self.model = torch.nn.Linear(64, 64)
+        self.failed = {{}}
+        self.items = []
+        {own_cycle}
+    def execute(self, request):
+        y = self.model(torch.randn(128, 64))
+        raise RuntimeError("request %d" % request)
+    def handle(self, request):
+        try:
+            self.execute(request)
+        except RuntimeError as error:
+            {keep}
+def serve():
+    worker = Worker()
+    for request in range(21):
+        worker.handle(request)
+serve()
+"""
+
+
+@pytest.mark.parametrize(
+    ("keep", "own_cycle", "kinds"),
+    [
+        ("self.failed[request] = error", "", ["retained"]),
+        ("self.failed[request] = str(error)", "", []),
+        (
+            "self.items.append(torch.randn(64, 64) * self.model.weight)",
+            "self.me = self",
+            ["retained", "cycle"],
+        ),
+    ],
+    ids=["in the cycle", "fixed", "behind another cycle"],
+)
+def test_a_cycle_at_the_end_through_the_reference_of_a_leak_of_each_pass_is_the_same_leak(
+    keep, own_cycle, kinds, shell_memwatch, tmp_path
+):
+    """The exceptions keep their worker, which keeps the exceptions. A cycle of its own is a second cause."""
+    (tmp_path / "program.py").write_text(KEPT_ERRORS.format(keep=keep, own_cycle=own_cycle))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == bool(kinds), done.stdout
+    assert [
+        line.split(":")[0] for line in done.stdout.splitlines() if line.startswith(("retained:", "cycle:"))
+    ] == kinds
+
+
+HOOKS_WITH_TENSORS = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+seen = []
+def main():
+    with torch.no_grad():
+        for _ in range(21):
+            scale = torch.randn(8)
+            def hook(module, args, out, scale=scale):
+                return out * scale
+            handles = [module.register_forward_hook(hook) for module in net]
+            net(torch.ones(2, 8))
+            {then}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "code", "has_grown"),
+    [
+        ("pass", 1, False),
+        ("[handle.remove() for handle in handles]", 0, False),
+        ("seen.append(torch.ones(8))", 1, True),
+    ],
+    ids=["kept", "removed", "kept beside a list"],
+)
+def test_tensors_that_the_hooks_of_each_pass_keep_are_no_second_report(
+    then, code, has_grown, shell_memwatch, tmp_path
+):
+    (tmp_path / "program.py").write_text(HOOKS_WITH_TENSORS.format(then=then))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == code, done.stdout
+    assert ("hooks: 2 hooks on each pass" in done.stdout) == bool(code)
+    assert ("memory grew" in done.stdout) == has_grown
+    assert done.stdout.count("_forward_hooks") <= 2 * code  # in the headline and in the path
+
+
+CACHED_METHOD = """
+import functools, torch
+class Embedding(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = torch.nn.Linear(64, 64)
+    @functools.lru_cache(maxsize={maxsize})
+    def table(self, length):
+        return torch.ones(length, 64)
+    def forward(self, x):
+        return self.proj(x + self.table(16))
+def evaluate():
+    with torch.no_grad():
+        return Embedding()(torch.ones(1, 16, 64)).mean().item()
+def main():
+    for _ in range({passes}):
+        evaluate(){then}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("maxsize", "kept"), [("None", "20.25 KiB in 3 tensors"), ("32", "16.25 KiB in 2 tensors")]
+)
+def test_the_models_that_the_cache_of_a_method_keeps_are_named(maxsize, kept, shell_memwatch, tmp_path):
+    """Each model is an argument of a cached call. The results of a cache with a bound do not count."""
+    program = CACHED_METHOD.format(maxsize=maxsize, passes=24, then="")
+    (tmp_path / "program.py").write_text(program)
+    done = shell_memwatch("leaks", "program.py")
+    said = findings(done)
+    assert done.returncode == 0
+    assert (
+        "added to global `Embedding` of module __main__ -> class attribute .table of class Embedding" in said
+    )
+    assert kept in said
+    assert "made at: program.py:" in said
+    assert "advice: the cache of a method keeps every `self`" in said
+    assert "`__class__`" not in said
+    assert "delete them in the loop" not in said
+
+
+@pytest.mark.parametrize(
+    ("maxsize", "then"), [("4", ""), ("None", "; Embedding.table.cache_clear()")], ids=["full", "cleared"]
+)
+def test_a_cache_of_a_method_that_is_full_or_cleared_does_not_grow(maxsize, then, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(CACHED_METHOD.format(maxsize=maxsize, passes=24, then=then))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+ONE_LINE_ADDS = """
+import torch
+kept, results = [], []
+class Loop:
+    def __init__(self):
+        self.seen = torch.zeros(0)
+    def run(self, x):
+        y = x * 2
+        kept.append(y)
+        {then}
+def main():
+    loop = Loop()
+    for _ in range(24):
+        loop.run(torch.ones(64))
+main()
+"""
+ADDED = "  added at: program.py:9 in run: `kept.append(y)`"
+MADE = "  made at: program.py:10 in run (Tensor [{}] float32), called from program.py:14 in main"
+
+
+@pytest.mark.parametrize(
+    ("then", "lines"),
+    [
+        ("pass", [ADDED]),
+        ("results.append(x + 1)", [ADDED, MADE.format("64")]),
+        ("kept.clear()", []),
+        ("kept.clear(); self.seen = torch.cat([self.seen, x])", [MADE.format("1280")]),
+    ],
+    ids=["one", "two", "cleared", "larger"],
+)
+def test_memory_that_grew_has_the_lines_that_add_to_it(then, lines, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(ONE_LINE_ADDS.format(then=then))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0
+    assert ("memory grew" in done.stdout) == bool(lines)
+    assert sorted(line for line in done.stdout.splitlines() if " at: " in line) == lines

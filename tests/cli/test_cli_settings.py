@@ -120,6 +120,24 @@ def test_smaller_leaks_than_the_limit_do_not_count(project, shell_memwatch, leas
     assert shell_memwatch("leaks", "leaking.py", whole_end=True).returncode == code
 
 
+HOOKS = """
+import torch
+net = torch.nn.Linear(4, 4)
+def main():
+    for _ in range(21):
+        handle = net.register_forward_hook(lambda module, args, out: None)
+        net(torch.ones(2, 4)).detach(){then}
+main()
+"""
+
+
+@pytest.mark.parametrize(("then", "code"), [("", 1), ("; handle.remove()", 0)])
+def test_no_limit_is_too_large_for_hooks_to_count(project, shell_memwatch, then, code):
+    """Hooks have no bytes."""
+    project("[tool.memwatch.limits]\nleak = '1 MiB'\n", hooking=HOOKS.format(then=then))
+    assert shell_memwatch("leaks", "hooking.py", whole_end=True).returncode == code
+
+
 def test_diff_fails_above_the_growth_of_the_table(project, shell_memwatch, narrow, wide):
     """limits.growth is --fail-above, and the option wins."""
     project("[tool.memwatch.limits]\ngrowth = '1%'\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memwatch.leaks import TensorLeakError, check_leaks
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 
 class Task(torch.nn.Module):
@@ -201,3 +201,49 @@ def test_a_value_that_something_else_still_has_is_not_replaced(task):
 
     with pytest.raises(TensorLeakError):
         replaces()
+
+
+class Heads:
+    """Heads that a run adds to, and an optimizer with a parameter that no module has."""
+
+    def __init__(self, *heads):
+        self.heads = torch.nn.ModuleList(heads)
+        self.optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+        self.optimizer.add_param_group({"params": list(self.heads.parameters())})
+
+    def add(self):
+        head = torch.nn.Linear(16, 4)
+        self.heads.append(head)
+        self.optimizer.add_param_group({"params": list(head.parameters())})
+        head(torch.ones(2, 16)).sum().backward()
+        self.optimizer.step()
+
+
+HEADS: list[Heads] = []
+
+
+def test_a_head_that_is_added_replaces_no_parameter_that_the_optimizer_alone_has():
+    """One pass cannot tell the first head from a model that is being built."""
+    HEADS.append(Heads())
+    with check_leaks():
+        HEADS[0].add()
+    HEADS.clear()
+
+
+def test_of_one_more_head_the_head_is_named_and_no_older_parameter():
+    HEADS.append(Heads(torch.nn.Linear(16, 4)))
+
+    @check_leaks()
+    def adds():
+        HEADS[0].add()
+
+    with pytest.raises(TensorLeakError) as info:
+        adds()
+    [leak] = info.value.leaks
+    assert "submodule '1' of ModuleList" in leak.holder
+    HEADS.clear()
+    # each further call shows the first head too, with what the optimizer keeps of it
+    HEADS.append(Heads())
+    [leak] = find_leaks(HEADS[0].add)
+    assert leak.count == 2 * (1 + 3 + 1)  # the parameter, Adam's state of it, and its gradient
+    HEADS.clear()

@@ -283,6 +283,82 @@ def test_max_bytes_tolerates_small_growth(session):
     result.stdout.fnmatch_lines(["*::test_small PASSED*", "*::test_large LEAK*"])
 
 
+HOOKS = """
+    import pytest, torch
+    NET = torch.nn.Linear(4, 4)
+    X = torch.ones(2, 4)
+    DONE = []
+"""
+
+
+def test_no_size_tolerates_hooks_that_each_run_registers(session):
+    """Hooks have no bytes. A rule tolerates them; a hook that is removed, or set up once, is no leak."""
+    result = session(
+        HOOKS
+        + """
+    pytestmark = pytest.mark.no_tensor_leaks(max_bytes="1 MiB")
+    def test_module():
+        NET.register_forward_hook(lambda module, args, out: None)
+    def test_tensor():
+        NET.weight.register_hook(lambda grad: grad)
+    def test_after_accumulation():
+        NET.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    def test_removed():
+        handle = NET.register_forward_hook(lambda module, args, out: None)
+        NET(X)
+        handle.remove()
+    def test_set_up_once():
+        if not DONE:
+            DONE.append(NET.register_forward_hook(lambda module, args, out: None))
+    @pytest.mark.no_tensor_leaks(ignore="*._forward_hooks*: kept on purpose")
+    def test_ignored():
+        NET.register_forward_hook(lambda module, args, out: None)
+    """,
+        "--memwatch-leaks-min-bytes=1 MiB",
+        "-v",
+    )
+    result.assert_outcomes(failed=3, passed=3)
+    result.stdout.fnmatch_lines(
+        [f"*::test_{name} LEAK*" for name in ("module", "tensor", "after_accumulation")]
+    )
+
+
+def test_max_bytes_tolerates_the_tensors_beside_hooks(session):
+    """The test fails for its hooks alone."""
+    result = session(
+        HOOKS
+        + """
+    @pytest.mark.no_tensor_leaks(max_bytes="1 MiB")
+    def test_both():
+        NET.register_forward_hook(lambda module, args, out: None)
+        DONE.append(torch.ones(10))
+    """
+    )
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str()
+    assert "hooks: 1 hook on each run" in text
+    assert "retained: " not in text
+
+
+def test_no_least_size_drops_hooks_of_a_single_run(session):
+    """`--memwatch-leaks=all` reports one more hook of a function that has a hook there already."""
+    result = session(
+        HOOKS
+        + """
+    def watch():
+        return NET.register_forward_hook(lambda module, args, out: None)
+    watch()
+    def test_one_more(): watch()
+    def test_removed(): watch().remove()
+    """,
+        "--memwatch-leaks=all",
+        "--memwatch-leaks-min-bytes=1 MiB",
+        "-v",
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*::test_one_more LEAK*"])
+
+
 @pytest.mark.parametrize(
     "rule",
     [
