@@ -583,9 +583,9 @@ class Checkpointing:
     def unrepeatable(self) -> set[int]:
         """Return the modules whose second forward would begin with other values than the first one.
 
-        They write a tensor from before their call that is none of their buffers: an argument (an activation in place), a
-        parameter, or a tensor that is a plain attribute. Or the program writes a tensor that the call has read before
-        the backward of the call.
+        They write a tensor from before their call that is none of their buffers: an argument (an activation in place),
+        a parameter, or a tensor that is a plain attribute. Or the program writes such a tensor between a call that read
+        it and the backward of the call.
         """
         starts, ends, modules = (self._calls[name] for name in ("start_op", "end_op", "module"))
         is_write = (self._uses["access"] == _WRITTEN) & np.isin(self._uses["op"], np.array(self.window))
