@@ -132,3 +132,61 @@ def test_a_buffer_that_is_written_before_the_backward_has_its_former_value_in_th
 
 def _shifted(block):
     return lambda x: block.layers(x + block.shift)  # the first layer's mask depends on the shift
+
+
+class _Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Dropout(0.5), nn.Linear(128, 32))
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def _evaluate(model):
+    model.eval()
+    model(torch.randn(8, 32))
+
+
+def _evaluate_dropouts(model):
+    for each in model.modules():
+        each.train(not isinstance(each, nn.Dropout))
+
+
+def _evaluate_and_train(model):
+    _evaluate(model)
+    model.train()
+
+
+def _evaluate_with_graph(model):
+    with torch.enable_grad():
+        _evaluate_and_train(model)
+
+
+@pytest.mark.parametrize(
+    ("before_backward", "has_its_mode"),
+    [
+        (torch.nn.Module.eval, False),
+        (_evaluate, False),
+        (_evaluate_dropouts, False),
+        (_evaluate_and_train, True),
+        (_evaluate_with_graph, True),
+        (lambda model: None, True),
+    ],
+)
+def test_a_block_is_checkpointed_if_it_has_its_mode_again_in_the_backward(before_backward, has_its_mode):
+    model = nn.Sequential(*(_Dropped() for _ in range(4)), nn.Linear(32, 1))
+
+    def step():
+        model.train()
+        loss = model(torch.randn(2000, 32)).square().mean()
+        with torch.no_grad():
+            before_backward(model)
+        loss.backward()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        for _ in range(2):
+            model.zero_grad()
+            step()
+    assert _checkpoints(prof).empty == (not has_its_mode)

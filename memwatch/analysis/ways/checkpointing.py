@@ -292,6 +292,12 @@ class _Reads(NamedTuple):
         return _Reads(*(column[rows] for column in self))
 
 
+def _changes_between(ops: IntArray, span: tuple[int, int]) -> bool:
+    """Return True if a mode differs at the end of a span, given the ops before which it changed."""
+    start, end = span
+    return bool(np.count_nonzero((ops > start) & (ops <= end)) % 2)
+
+
 class Checkpointing:
     """Simulates checkpoints around the module calls of a recording.
 
@@ -601,7 +607,30 @@ class Checkpointing:
             for module, storages in self._written_later.items()
             if not storages <= self._buffers_by_module.get(module, set())
         )
+        return found | self._in_other_mode()
+
+    def _in_other_mode(self) -> set[int]:
+        """Return the modules that have another mode in a backward than in the call before (`train`, `eval`).
+
+        Their second forward would have no dropout, for example. A module counts if a module within it has changed.
+        """
+        changes, parents = self._facts.capture.tables["mode_changes"], self._facts.places.module_tree.parents
+        found: set[int] = set()
+        for changed in np.unique(changes["module"]).tolist():
+            ops = changes["op"][changes["module"] == changed]
+            module = changed
+            while module != NONE:
+                if module not in found and any(map(partial(_changes_between, ops), self._runs_of(module))):
+                    found.add(module)
+                module = parents[module]
         return found
+
+    def _runs_of(self, module: int) -> Iterator[tuple[int, int]]:
+        """Yield the first op of each call, with the op before which a backward of it begins to read what it saved."""
+        for start_op, end_op in self.spans_of(module):
+            _, reads = self._saved_and_read(start_op, end_op)
+            for run in np.unique(reads.run):
+                yield start_op, int(reads.op[reads.run == run].min())
 
     def _made_by(self, storage: int) -> int:
         """Return the op that made a storage; -1 if it is older, or if that is not known."""
