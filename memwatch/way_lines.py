@@ -361,7 +361,7 @@ def joined(parts: Iterable[str]) -> str:
     seen: set[str] = set()
     kept = []
     for paragraph in _PARAGRAPHS.split("\n".join(parts).strip("\n")):
-        if paragraph.startswith(("def ", "class ")):
+        if paragraph.partition(" ")[0] in ("def", "class"):
             lines = [] if paragraph in seen else [paragraph]
             seen.add(paragraph)
         else:
