@@ -2,10 +2,15 @@
 
 memwatch runs these very lines when it measures a way, so pasted lines do the same as in the measurement. They never
 import torch as a whole: `import torch` in a function would hide the module from the lines above it there.
+
+A program may copy or pickle its model after the lines (`copy.deepcopy`, `torch.save`). So a new forward is a `partial`
+of a function and of objects that are copied too: the module, or its former forward. If a function found the module in
+a variable, the copy would compute with the original's weights.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING, Final
 
@@ -60,42 +65,44 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-logits_head = {model}.get_submodule({name!r})
-logits_head.whole = logits_head.forward
-
-class Logits(Tensor):  # keeps the hidden states until something needs the logits
+class Logits(Tensor):  # keeps the hidden states and the head until something needs the logits
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         with DisableTorchFunctionSubclass():
             return of_logits(function, args, kwargs or {{}})
 
+def as_logits(hidden, head):
+    logits = hidden.as_subclass(Logits)
+    logits.head = head
+    return logits
+
 def of_logits(function, args, kwargs):
-    hidden, rest = args[0], args[1:]
-    name, width = function.__name__, logits_head.out_features
-    if function is functional.cross_entropy and isinstance(hidden, Logits):
-        return loss_by_parts(hidden.as_subclass(Tensor), *rest, **kwargs)
-    if isinstance(hidden, Logits) and not kwargs:
+    logits, rest, name = args[0], args[1:], function.__name__
+    if function is functional.cross_entropy and isinstance(logits, Logits):
+        return loss_by_parts(logits.head, logits.as_subclass(Tensor), *rest, **kwargs)
+    if isinstance(logits, Logits) and not kwargs:
+        hidden, head, width = logits.as_subclass(Tensor), logits.head, logits.head.out_features
         sizes = rest[0] if rest and isinstance(rest[0], (tuple, list)) else rest
         shape = Size((*hidden.shape[:-1], width))
         if function == Tensor.shape.__get__ or name == "size":
             return shape[rest[0]] if rest else shape
         if name in ("view", "reshape") and sizes[-1:] in ((width,), [width]):
-            return getattr(hidden, name)(*sizes[:-1], logits_head.in_features).as_subclass(Logits)
+            return as_logits(getattr(hidden, name)(*sizes[:-1], head.in_features), head)
         if name == "flatten" and rest[1:] and rest[1] % hidden.dim() < hidden.dim() - 1:
-            return hidden.flatten(*rest).as_subclass(Logits)
+            return as_logits(hidden.flatten(*rest), head)
         same = ("contiguous", "dim", "__get__", "__len__")  # as for the hidden states
         if name in same or (name == "float" and hidden.dtype == float32):
             result = function(hidden)
             has_rows = isinstance(result, Tensor) and result.shape == hidden.shape
-            return result.as_subclass(Logits) if has_rows else result
+            return as_logits(result, head) if has_rows else result
         if name == "__getitem__" and of_rows(rest[0], hidden.dim()):
-            return hidden[rest[0]].as_subclass(Logits)
+            return as_logits(hidden[rest[0]], head)
     return function(*map(real_logits, args), **{{key: real_logits(it) for key, it in kwargs.items()}})
 
 def real_logits(it):
     if isinstance(it, (tuple, list)):
         return (list if isinstance(it, list) else tuple)(map(real_logits, it))
-    return logits_head.whole(it.as_subclass(Tensor)) if isinstance(it, Logits) else it
+    return it.head.whole(it.as_subclass(Tensor)) if isinstance(it, Logits) else it
 
 def of_rows(index, dimensions):  # whether an index leaves the last dimension whole
     index = index if isinstance(index, tuple) else (index,)
@@ -103,30 +110,32 @@ def of_rows(index, dimensions):  # whether an index leaves the last dimension wh
         return len(index) == 1 and isinstance(index[0], Tensor) and index[0].dim() < dimensions
     return len(index) < dimensions and ... not in index or index[-1] in (slice(None), ...)
 
-def loss_of_part(hidden, target, options):
-    return functional.cross_entropy(logits_head.whole(hidden), target, **options)
+def loss_of_part(head, hidden, target, options):
+    return functional.cross_entropy(head.whole(hidden), target, **options)
 
-def loss_by_parts(hidden, target, *args, **options):
+def loss_by_parts(head, hidden, target, *args, **options):
     if args[1:]:
-        return functional.cross_entropy(logits_head.whole(hidden), target, *args, **options)
+        return functional.cross_entropy(head.whole(hidden), target, *args, **options)
     options.update(zip(("weight",), args))
     options = {{key: it for key, it in options.items() if it is not None}}
     reduction, weight = options.get("reduction", "mean"), options.get("weight")
     known = {{"ignore_index", "label_smoothing", "reduction", "weight"}}
     if hidden.dim() != 2 or target.is_floating_point() or options.keys() - known:
-        return functional.cross_entropy(logits_head.whole(hidden), target, **options)
+        return functional.cross_entropy(head.whole(hidden), target, **options)
     options["reduction"] = "none" if reduction == "none" else "sum"
     loss_of = partial(checkpoint, loss_of_part, use_reentrant=False)
-    losses = [loss_of(*part, options) for part in zip(hidden.chunk(8), target.chunk(8))]
+    losses = [loss_of(head, *part, options) for part in zip(hidden.chunk(8), target.chunk(8))]
     if reduction != "mean":
         return cat(losses) if reduction == "none" else sum(losses)
     counted = target[target != options.get("ignore_index", -100)]
     return sum(losses) / (len(counted) if weight is None else weight[counted].sum())
 
-def no_logits(hidden):
-    return hidden.as_subclass(Logits) if is_grad_enabled() else logits_head.whole(hidden)
+def no_logits(head, hidden):
+    return as_logits(hidden, head) if is_grad_enabled() else head.whole(hidden)
 
-logits_head.forward = no_logits
+logits_head = {model}.get_submodule({name!r})
+logits_head.whole = logits_head.forward
+logits_head.forward = partial(no_logits, logits_head)
 """,
     "sgd": """\
 from torch.optim import SGD
@@ -226,9 +235,12 @@ class FormerBuffers:  # a block that runs again begins with its former buffers, 
             buffer.data.copy_(value)
         del self.latest
 
+def contexts_of(block):
+    return nullcontext(), FormerBuffers(block)
+
 for name in {names}:
     block = {model}.get_submodule(name)
-    contexts = lambda block=block: (nullcontext(), FormerBuffers(block))
+    contexts = partial(contexts_of, block)
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 """,
     "in_place": """\
@@ -236,9 +248,14 @@ for name in {names}:
     {model}.get_submodule(name).inplace = True
 """,
     "without_graph": """\
+from functools import partial, update_wrapper
 from torch import no_grad
 
-{model}.forward = no_grad()({model}.forward)
+def without_graph(forward, *args, **kwargs):
+    with no_grad():
+        return forward(*args, **kwargs)
+
+{model}.forward = update_wrapper(partial(without_graph, {model}.forward), {model}.forward, ())
 """,
     "unread_gradients": """\
 for name in {names}:
@@ -255,12 +272,18 @@ def in_float32(module, args, kwargs):
 {model}.float()
 {model}.register_forward_pre_hook(in_float32, with_kwargs=True)
 """,
+    # a library may ask for the signature of a model's forward, as trainers do: `update_wrapper` keeps it
     "autocast": """\
+from functools import partial, update_wrapper
 from torch import autocast, bfloat16
+
+def in_bfloat16(forward, *args, **kwargs):
+    with autocast({device!r}, bfloat16):
+        return forward(*args, **kwargs)
 
 for name in {names}:
     block = {model}.get_submodule(name)
-    block.forward = autocast({device!r}, bfloat16)(block.forward)
+    block.forward = update_wrapper(partial(in_bfloat16, block.forward), block.forward, ())
 """,
     "chain": """\
 from functools import partial
@@ -306,6 +329,8 @@ UNSAVED: Final = '  # the file that fit.plan.save("step.plan") writes'
 
 
 _LOOP: Final = "for name in {names}:\n"
+_PARAGRAPHS: Final = re.compile(r"\n\n+(?=\S)")
+"""What separates definitions: empty lines, if the next line is not indented."""
 
 
 def of_blocks(
@@ -332,12 +357,20 @@ def of_blocks(
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Return the lines of several changes together; each import comes once."""
+    """Return the lines of several changes together; each import and each definition comes once."""
     seen: set[str] = set()
     kept = []
-    for line in "\n".join(parts).splitlines():
-        is_import = line.partition(" ")[0] in ("import", "from")
-        if not (is_import and line in seen):
-            kept.append(line)
-        seen.add(line)
-    return "\n".join([*kept, ""]) if kept else ""
+    for paragraph in _PARAGRAPHS.split("\n".join(parts).strip("\n")):
+        if paragraph.partition(" ")[0] in ("def", "class"):
+            lines = [] if paragraph in seen else [paragraph]
+            seen.add(paragraph)
+        else:
+            lines = []
+            for line in paragraph.splitlines():
+                is_import = line.partition(" ")[0] in ("import", "from")
+                if not (is_import and line in seen):
+                    lines.append(line)
+                seen.add(line)
+        if lines:
+            kept.append("\n".join(lines))
+    return "\n\n".join(kept) + "\n" if kept else ""

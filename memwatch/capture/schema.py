@@ -212,11 +212,11 @@ OF_HOLDERS: Final = (
 )
 
 
-FORMAT_VERSION: Final = 14
+FORMAT_VERSION: Final = 15
 """Raised with every change of a recorded table."""
 OLDEST_FORMAT: Final = 9
-"""The oldest that is read. Files of it lack the tables `views`, `compiled_nodes`, `lifts`, `torch_runs` and
-`process_parts`."""
+"""The oldest that is read. Files of it lack the tables `views`, `compiled_nodes`, `lifts`, `torch_runs`,
+`process_parts` and `mode_changes`."""
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -413,6 +413,13 @@ RECORDED: Final = (
         ("start_op", "int", "number of ops started before the call", OPS_STARTED),
         ("end_op", "int", "number of ops started when it returned", OPS_STARTED),
         ("depth", "int", "how many module calls were running above it"),
+    ),
+    _table(
+        "mode_changes",
+        "One row per change of an nn.Module's `training`, seen as it was called with a graph or as a backward began.",
+        ("module", "int", "the module", MODULE),
+        ("op", "int", "number of ops started before this was seen", OPS_STARTED),
+        ("training", "int", "1 if it is in training mode from now on", FLAG),
     ),
     _table(
         "compiled_calls",

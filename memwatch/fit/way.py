@@ -202,7 +202,7 @@ class Applied:
 
 
 _MISSING: Any = object()
-_OF_LOOPS: Final = ("block", "chain", "contexts", "group", "hook", "one", "parameter")
+_OF_LOOPS: Final = ("block", "chain", "contexts", "group", "hook", "logits_head", "one", "parameter")
 """Names that the lines bind, and that none of their functions reads."""
 
 

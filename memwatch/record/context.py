@@ -40,7 +40,8 @@ from memwatch.record.tables.storages import BASELINE, Storages
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import weakref
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
     from memwatch.record.backend import CaptureStack
@@ -175,6 +176,42 @@ class ChangedArguments:
         return False
 
 
+class Modes:
+    """Note modules that change between training and evaluation after a call with a graph.
+
+    A checkpoint runs the forward of a module again in the mode that the module has in the backward. So the modes are
+    compared at calls that make a graph, and as a backward begins.
+    """
+
+    def __init__(self, op_counter: OpCounter) -> None:
+        self.rows = Rows()
+        self._op_counter = op_counter
+        self._is_training: dict[int, bool] = {}  # by the number of the module
+
+    def called(self, module: nn.Module, number: int) -> None:
+        """Note the mode of a module that is called."""
+        if (
+            module_dict(module).get("training") is not self._is_training.get(number)
+            and torch.is_grad_enabled()
+            and current_graph_task_id() == NO_TASK
+        ):
+            self._note(module, number)
+
+    def look(self, modules: Iterable[tuple[weakref.ref[nn.Module], int]]) -> None:
+        """Note the modes of all modules that have been called, because a backward begins."""
+        for reference, number in list(modules):
+            if number in self._is_training:
+                module = reference()
+                if module is not None:
+                    self._note(module, number)
+
+    def _note(self, module: nn.Module, number: int) -> None:
+        is_training = module_dict(module).get("training")
+        if type(is_training) is bool and self._is_training.setdefault(number, is_training) != is_training:
+            self._is_training[number] = is_training
+            self.rows += (number, self._op_counter[0], int(is_training))
+
+
 def _own_lists(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the lists that a module has in its own attributes, each with the attribute that leads to it."""
     seen: set[int] = set()
@@ -272,6 +309,7 @@ class Context:
         self._op_counter = op_counter
         self.running: list[tuple[tuple[int, int], bool, int, int, int]] = []
         self.changed_arguments = ChangedArguments(storages)
+        self.modes = Modes(op_counter)
         self.could_not_record = could_not_record = weak_callback(could_not_record)
         self._harmless = Harmless(could_not_record, "a call of a module or an optimizer")
         self.roles = Roles(storages, strings, op_counter)
@@ -400,6 +438,7 @@ class Context:
         self.running.append((self.top, self.optimizing, number, self._op_counter[0], self._storages.count))
         self.top = (number, stack)
         self.optimizing = False
+        self.modes.called(module, number)
         if self.changed_arguments.may_change(number):
             with self._harmless:
                 self.changed_arguments.note_state(number, module)
@@ -489,6 +528,12 @@ class Context:
         with self._harmless:
             self.gradients.note_all()
         self.backward_ended()
+
+    def backward_begins(self) -> None:
+        """Note that a backward begins in this thread."""
+        with self._harmless:
+            self.modes.look(self._known.values())
+        self.gradients.backward_begins()
 
     def backward_ended(self) -> None:
         """Note the gradients of a backward that raised, and watch the storages it left through their Python objects."""

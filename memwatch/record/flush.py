@@ -93,6 +93,7 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
         **({} if holders is None else holders.tables),
         "uses": ops.uses,
         "calls": context.calls,
+        "mode_changes": context.modes.rows,
         "compiled_calls": compiled.rows,
         "compiled_nodes": compiled.nodes,
         **context.recomputes.tables,

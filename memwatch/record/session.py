@@ -333,7 +333,7 @@ class Session:
 
     def backward_begins(self) -> bool:
         """Return True if storages must be watched from birth in backward too, for lack of allocator events."""
-        self.context.gradients.backward_begins()
+        self.context.backward_begins()
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 

@@ -264,7 +264,7 @@ class CheckpointedCall:
         over_event: the event at which the backward of the call is over.
         again_most_bytes: the most live bytes of the second forward, beside the other live bytes.
         again_ns: the time that the ops of all these forwards take.
-        writes_buffers: whether it writes buffers, such as running statistics.
+        writes_buffers: whether buffers, such as running statistics, are written in it or before its backward.
         buffer_bytes: the bytes of the module's buffers.
     """
 
@@ -290,6 +290,12 @@ class _Reads(NamedTuple):
     def of(self, rows: IntArray | NDArray[np.bool_]) -> _Reads:
         """Return some of the reads."""
         return _Reads(*(column[rows] for column in self))
+
+
+def _changes_between(ops: IntArray, span: tuple[int, int]) -> bool:
+    """Return True if a mode differs at the end of a span, given the ops before which it changed."""
+    start, end = span
+    return bool(np.count_nonzero((ops > start) & (ops <= end)) % 2)
 
 
 class Checkpointing:
@@ -332,6 +338,7 @@ class Checkpointing:
         self._events_after_nodes = timeline.events_after_nodes
         self._reads = self._reads_of_packs()
         self._reads_by_pack = Grouped(self._reads.pack)
+        self._written_later = self._find_written_later()
 
     def _reads_of_packs(self) -> _Reads:
         is_read = self._unpacks["released"] == 0
@@ -377,7 +384,8 @@ class Checkpointing:
 
     def _found(self, module: int) -> list[CheckpointedCall]:
         buffers = self._buffers_by_module.get(module, set())
-        calls = (self._of_call(start, end, buffers) for start, end in self.spans_of(module))
+        are_written_later = not buffers.isdisjoint(self._written_later.get(module, ()))
+        calls = (self._of_call(*span, buffers, are_written_later) for span in self.spans_of(module))
         return [call for call in calls if call is not None]
 
     def spans_of(self, module: int) -> list[tuple[int, int]]:
@@ -389,7 +397,7 @@ class Checkpointing:
         return [(start, end) for start, end in spans if start < end]
 
     def writes_buffers(self, module: int) -> bool:
-        """Return True if the calls of a module write buffers, such as running statistics."""
+        """Return True if buffers of a module are written in its calls, or between a call and its backward."""
         return any(call.writes_buffers for call in self.calls_of(module))
 
     def peak_bytes(self, calls: Sequence[CheckpointedCall], other: ChangedBytes | None = None) -> int:
@@ -446,15 +454,14 @@ class Checkpointing:
         between += [int(changed[spike.event - 1]) + spike.nbytes for spike in spikes if spike.event in within]
         return max([int(changed[self._events].max()), self._elsewhere_bytes, *between])
 
-    def _of_call(self, start_op: int, end_op: int, buffers: set[int]) -> CheckpointedCall | None:
+    def _of_call(
+        self, start_op: int, end_op: int, buffers: set[int], are_written_later: bool
+    ) -> CheckpointedCall | None:
         if self._in_backward[start_op]:
             return None  # an existing checkpoint calls the module again
-        packs = self._packs_by_op.within(start_op, end_op + 1)
-        packs = packs[self._is_of_call(packs, start_op, end_op)]
+        packs, reads = self._saved_and_read(start_op, end_op)
         if not len(packs):
             return None
-        reads = self._reads.of(np.sort(self._reads_by_pack.within(int(packs.min()), int(packs.max()) + 1)))
-        reads = reads.of(np.isin(reads.pack, packs) & (reads.op >= end_op))
         facts, allocations = self._facts, self._facts.allocations
         last_op = int(self._saved.saved_op[packs].max())
         begin, end, cut = self._event_of(start_op), self._event_of(end_op), self._event_of(last_op)
@@ -467,7 +474,7 @@ class Checkpointing:
         free = [(row, self._event_without(row, packs)) for row in kept.tolist()]
         uses = self._uses_by_op.within(start_op, end_op)
         written = self._uses["storage"][uses[self._uses["access"][uses] == _WRITTEN]].tolist()
-        writes_buffers = not buffers.isdisjoint(written)
+        writes_buffers = are_written_later or not buffers.isdisjoint(written)
         buffer_bytes = int(allocations.nbytes[self._row_of_storage[sorted(buffers)]].sum()) if buffers else 0
         if not len(reads.pack):  # an evaluation without `no_grad`: nothing runs again
             death = np.where(
@@ -499,6 +506,15 @@ class Checkpointing:
             writes_buffers=writes_buffers,
             buffer_bytes=buffer_bytes,
         )
+
+    def _saved_and_read(self, start_op: int, end_op: int) -> tuple[IntArray, _Reads]:
+        """Return the tensors that a call saved, and the reads of them by backwards."""
+        packs = self._packs_by_op.within(start_op, end_op + 1)
+        packs = packs[self._is_of_call(packs, start_op, end_op)]
+        if not len(packs):
+            return packs, self._reads.of(packs)
+        reads = self._reads.of(np.sort(self._reads_by_pack.within(int(packs.min()), int(packs.max()) + 1)))
+        return packs, reads.of(np.isin(reads.pack, packs) & (reads.op >= end_op))
 
     def _kept_again(
         self, free: list[tuple[int, int]], packs: IntArray, reads: _Reads, over: int
@@ -571,10 +587,11 @@ class Checkpointing:
         return int(self._events_after_nodes(of_own.op).max())
 
     def unrepeatable(self) -> set[int]:
-        """Return the modules that write a tensor from before their call that is none of their buffers.
+        """Return the modules whose second forward would begin with other values than the first one.
 
-        Examples are an argument (an activation in place), a parameter, and a tensor that is a plain attribute. A second
-        forward would begin with the written values.
+        They write a tensor from before their call that is none of their buffers: an argument (an activation in place),
+        a parameter, or a tensor that is a plain attribute. Or the program writes such a tensor between a call that read
+        it and the backward of the call.
         """
         starts, ends, modules = (self._calls[name] for name in ("start_op", "end_op", "module"))
         is_write = (self._uses["access"] == _WRITTEN) & np.isin(self._uses["op"], np.array(self.window))
@@ -583,11 +600,95 @@ class Checkpointing:
         for op, storage in zip(
             self._uses["op"][is_write].tolist(), self._uses["storage"][is_write].tolist(), strict=True
         ):
-            row = self._row_of_storage[storage]
-            made_by = NONE if row == NONE else int(self._facts.allocations.op[row])
-            around = modules[(starts <= op) & (op < ends) & (made_by < starts)].tolist()
+            around = modules[(starts <= op) & (op < ends) & (self._made_by(storage) < starts)].tolist()
             found.update(each for each in around if storage not in self._buffers_by_module.get(each, ()))
+        found.update(
+            module
+            for module, storages in self._written_later.items()
+            if not storages <= self._buffers_by_module.get(module, set())
+        )
+        return found | self._in_other_mode()
+
+    def _in_other_mode(self) -> set[int]:
+        """Return the modules that have another mode in a backward than in the call before (`train`, `eval`).
+
+        Their second forward would have no dropout, for example. A module counts if a module within it has changed.
+        """
+        changes, parents = self._facts.capture.tables["mode_changes"], self._facts.places.module_tree.parents
+        found: set[int] = set()
+        for changed in np.unique(changes["module"]).tolist():
+            ops = changes["op"][changes["module"] == changed]
+            module = changed
+            while module != NONE:
+                if module not in found and any(map(partial(_changes_between, ops), self._runs_of(module))):
+                    found.add(module)
+                module = parents[module]
         return found
+
+    def _runs_of(self, module: int) -> Iterator[tuple[int, int]]:
+        """Yield the first op of each call, with the op before which a backward of it begins to read what it saved."""
+        for start_op, end_op in self.spans_of(module):
+            _, reads = self._saved_and_read(start_op, end_op)
+            for run in np.unique(reads.run):
+                yield start_op, int(reads.op[reads.run == run].min())
+
+    def _made_by(self, storage: int) -> int:
+        """Return the op that made a storage; -1 if it is older, or if that is not known."""
+        row = self._row_of_storage[storage]
+        return NONE if row == NONE else int(self._facts.allocations.op[row])
+
+    def _find_written_later(self) -> dict[int, set[int]]:
+        """Return storages from outside that a call of a module reads and that are written before its backward.
+
+        The second forward would read the new values. torch raises an error only if the tensor is an argument by
+        position. It does not notice other tensors, such as an argument by keyword or an attribute.
+        """
+        is_awaited = self._is_backward_awaited()
+        is_later = (self._uses["access"] == _WRITTEN) & is_awaited[self._uses["op"]]
+        if not is_later.any():
+            return {}
+        first_awaited = np.append(0, np.flatnonzero(~is_awaited) + 1)
+        starts, ends, modules = (self._calls[name] for name in ("start_op", "end_op", "module"))
+        outermost_end = np.zeros(len(is_awaited), dtype=np.int64)  # of the calls that began up to each op
+        is_call = starts < ends
+        np.maximum.at(outermost_end, starts[is_call], ends[is_call])
+        outermost_end = np.maximum.accumulate(outermost_end)
+        is_in_window = (starts >= self._first_op) & (starts < self._end_op)
+        found: dict[int, set[int]] = {}
+        backward_of: dict[tuple[int, int], int] = {}
+        for storage in np.unique(self._uses["storage"][is_later]).tolist():
+            rows = self._uses_by_storage.within(storage, storage + 1)
+            writes = np.sort(self._uses["op"][rows[is_later[rows]]])
+            read = np.unique(self._uses["op"][rows[self._uses["access"][rows] != _OUTPUT]])
+            read = read[(read < writes[-1]) & ~self._in_backward[read]]
+            # between the end of the call and the write, each op waits for the backward of the call
+            write = writes[np.searchsorted(writes, read, side="right")]
+            begun = first_awaited[np.searchsorted(first_awaited, write, side="right") - 1]
+            for op in read[outermost_end[read] >= begun].tolist():
+                is_around = (starts <= op) & (op < ends) & (self._made_by(storage) < starts) & is_in_window
+                for call in np.flatnonzero(is_around & (ends <= writes[-1])).tolist():
+                    span = int(starts[call]), int(ends[call])
+                    if span not in backward_of:
+                        backward_of[span] = self._last_backward_of(*span)
+                    if writes[np.searchsorted(writes, span[1])] < backward_of[span]:
+                        found.setdefault(int(modules[call]), set()).add(storage)
+        return found
+
+    def _is_backward_awaited(self) -> NDArray[np.bool_]:
+        """Return for each op whether a backward after it reads a tensor that was saved before it."""
+        last_read = np.full(len(self._saved), NONE, dtype=np.int64)
+        np.maximum.at(last_read, self._reads.pack, self._reads.op)
+        is_read = (last_read > self._saved.saved_op) & ~self._saved.of_region
+        change = np.zeros(len(self._in_backward) + 1, dtype=np.int64)
+        np.add.at(change, self._saved.saved_op[is_read], 1)
+        np.subtract.at(change, last_read[is_read], 1)
+        is_awaited: NDArray[np.bool_] = np.cumsum(change)[:-1] > 0
+        return is_awaited
+
+    def _last_backward_of(self, start_op: int, end_op: int) -> int:
+        """Return the op before which the last backward of a call begins to read what the call saved; -1 for none."""
+        _, reads = self._saved_and_read(start_op, end_op)
+        return int(reads.op[reads.run == reads.run.max()].min()) if len(reads.pack) else NONE
 
     def _buffers_of_modules(self) -> dict[int, set[int]]:
         """Return the storages of each module's buffers, those of its children included."""
