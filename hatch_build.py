@@ -52,8 +52,8 @@ class NativeRecorder(BuildHookInterface):
     def _compile(self) -> tuple[list[pathlib.Path], list[str]]:
         """Compile for the torch that is installed here; return the libraries, and their names in the wheel."""
         sys.path.insert(0, self.root)
+        from memwatch.devices import pretended
         from memwatch.devices.cuda_allocator.torchs_own import build_driver
-        from memwatch.devices.pretended import pretence as pretended
         from memwatch.monitor.malloc_sampler import build_sampler
         from memwatch.planner.native.library import build as build_kernels
         from memwatch.record.native import library

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from memwatch.monitor.process import process_memory
     from memwatch.monitor.watch import Monitor, monitor
     from memwatch.plan_training import Turns
-    from memwatch.planner.errors import BudgetError
-    from memwatch.planner.plan import Plan
+    from memwatch.planner.plan import BudgetError, Plan
     from memwatch.profile import Profile, profile, schedule, verify
     from memwatch.ranks import Ranks, merge
     from memwatch.reading import Reading, load
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from memwatch.tune import tune
 
 _HOMES = {
-    "BudgetError": "memwatch.planner.errors",
+    "BudgetError": "memwatch.planner.plan",
     "CaptureError": "memwatch.errors",
     "Estimate": "memwatch.estimate.result",
     "Finding": "memwatch.analysis.findings.finding",

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import planner_graphs as graphs
 
 from memwatch.planner import best_order, program_peak
-from memwatch.planner.clock import Clock
 from memwatch.planner.order.exact import cpsat_order
 from memwatch.planner.order.lists import inductor_orders
 from memwatch.planner.order.problem import order_problem, peak_of
+from memwatch.planner.request import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

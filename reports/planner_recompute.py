@@ -17,8 +17,8 @@ from planner_recompute_graphs import adversary_chains, layered_graph, linear_gra
 from planner_transformer import transformer_step
 
 from memwatch.planner import BudgetError, Graph, Plan, lower_bound, plan_graph, program_peak
-from memwatch.planner.clock import Clock
 from memwatch.planner.recompute.retention import solve_retention
+from memwatch.planner.request import Clock
 
 MIB = 2**20
 LINEAR = {

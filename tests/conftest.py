@@ -15,6 +15,7 @@ import pytest
 import scrambled_words
 from forked import run_forked
 from kept_objects import assert_memwatch_keeps_nothing
+from late_dynamo import put_in_place
 
 import memwatch
 
@@ -76,12 +77,18 @@ def _sample(items: list[pytest.Item], most: int) -> set[pytest.Item]:
     }
 
 
+def _searches_whole_heap(path: Path) -> bool:
+    return path.parent.name in _SEARCH_WHOLE_HEAP
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run files that search the whole heap first, because the time of a search grows with the imported modules."""
     if most := config.getoption("--cases"):
         chosen = _sample(items, most)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+        if all(_searches_whole_heap(item.path) for item in items):
+            put_in_place()
 
     def place(item: pytest.Item) -> tuple[int, int]:
         folder, file = item.path.parent.name, item.path.name
@@ -112,10 +119,13 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def _fork_server():
+def _fork_server(pytestconfig):
     """Start the process of `fork_server.py`."""
+    command = [sys.executable, Path(__file__).with_name("fork_server.py")]
+    if pytestconfig.getoption("--cases"):
+        command.append("--late-dynamo")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, Path(__file__).with_name("fork_server.py")], **pipes) as process:
+    with subprocess.Popen(command, **pipes) as process:
         yield process
         process.stdin.close()
 
@@ -154,7 +164,7 @@ def _memwatch_keeps_nothing(request):
     tests.
     """
     gc.collect()
-    if request.path.parent.name in _SEARCH_WHOLE_HEAP:
+    if _searches_whole_heap(request.path):
         gc.unfreeze()
     else:
         gc.freeze()

@@ -36,6 +36,7 @@ END = ShortEnd()
 atexit.register(END)  # before the handlers of the following imports
 
 import torch  # noqa: E402
+from late_dynamo import put_in_place  # noqa: E402
 
 import memwatch.leaks  # noqa: E402
 import memwatch.report.export  # noqa: E402
@@ -94,6 +95,8 @@ def run(program: dict, end: ShortEnd) -> None:
 torch.set_num_threads(1)
 memwatch.profile()  # loads the modules that the first program would load
 assert "torch._dynamo" not in sys.modules
+if "--late-dynamo" in sys.argv:
+    put_in_place()
 gc.collect()
 gc.freeze()  # a fork that visits all these objects, as at its end, would copy their memory
 run(next_program(), END)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import memwatch.words
 from memwatch import kinds
-from memwatch.kinds import edges, findings, holders, leaks, remedies, roles
+from memwatch.kinds import edges, findings, holders, leaks, roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VARIABLE: Final = "MEMWATCH_SCRAMBLED_WORDS"
-KINDS: Final = (edges, findings, holders, leaks, remedies)
+KINDS: Final = (edges, findings, holders, leaks)
 _NOT_WORDS: Final = ("text", "deleted_with")
 """Fields of rows that are data: values of columns, and the name of another kind."""
 _PLACEHOLDER: Final = re.compile(r"(\{[^{}]*\})")

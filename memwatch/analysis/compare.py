@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from memwatch.analysis.texts import TEXT
+from memwatch.analysis.tables import TEXT
 from memwatch.kinds.roles import OF_TRAINING
 from memwatch.words.storages import site_name
 

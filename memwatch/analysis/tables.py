@@ -13,7 +13,6 @@ from memwatch.analysis.facts.biographies import PHASE_NAMES
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.iterations import MARK, events_between
 from memwatch.analysis.facts.places import with_empty_end
-from memwatch.analysis.texts import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 from memwatch.capture.schema import ACCESSES, NONE, ORIGINS, PHASES
 
@@ -26,6 +25,13 @@ if TYPE_CHECKING:
     from memwatch.analysis.ways.search import Way
     from memwatch.capture.columns import IntArray
     from memwatch.capture.schema import Kind
+
+
+TEXT: Final[Any] = (
+    pd.StringDtype("python", na_value=np.nan) if int(pd.__version__.partition(".")[0]) >= 3 else "str"
+)
+"""The dtype of texts: Python's own strings. If pyarrow is installed, pandas 3 would keep texts in Arrow, which cannot
+hold undecodable bytes, as names of files may have. Before pandas 3 texts are objects."""
 
 
 def table(

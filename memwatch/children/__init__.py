@@ -1,7 +1,53 @@
 """Reach the Python processes that a program starts: `memwatch run --children` records them too.
 
-Two ways lead there. A process of multiprocessing is reached by its own hook after a fork. Every other Python looks for
-a module `sitecustomize` when it starts: the folder `site` has one, and PYTHONPATH names the folder. It waits until
-torch is imported, for most helpers never do that, and hands on to the `sitecustomize` that would have been found
-without it.
+There are two ways. A process of multiprocessing is reached by multiprocessing's own hook after a fork. Every other
+Python imports a module `sitecustomize` when it starts: the folder `site` has one, and PYTHONPATH names the folder. It
+waits until torch is imported, because most helper processes never import it. Then it runs the `sitecustomize` that
+Python would have found without it.
 """
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+def when_torch_is_imported(then: Callable[[], object]) -> None:
+    """Call a function at the end of the first import of torch; now, if it is imported."""
+    if "torch" in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _TorchFinder(then))
+
+
+class _TorchFinder(MetaPathFinder):
+    """Finds torch once, as Python would find it anyway, and calls a function after the import."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        loader: Any = None if spec is None else spec.loader
+        if hasattr(loader, "exec_module"):
+            load = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                load(module)
+                self._then()
+
+            loader.exec_module = exec_module
+        return spec

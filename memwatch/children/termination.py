@@ -1,9 +1,10 @@
-"""Die of SIGTERM only once something is written, as a worker of a pool does, whose block ends by killing it.
+"""Write a recording before SIGTERM ends this process, as when a pool of workers kills its processes.
 
-Python's default is to die at once. A handler in Python would run in the main thread, perhaps amid a write, and not at
-all while that waits in C++ for a rank that is gone. So a thread waits on a pipe; the handler in C, which only needs to
-be there, writes into it by Python's wakeup descriptor whatever the main thread does. The thread writes what there is
-and has the process die of the same signal. A program that sets a handler of its own is left alone.
+By default, SIGTERM ends a process at once. A handler in Python would run in the main thread, perhaps in the middle of a
+write, and not at all while the main thread waits in C++ for a rank that is gone. So a thread waits on a pipe. Python's
+handler in C writes into the pipe through the wakeup descriptor, whatever the main thread does; it does so only if some
+handler in Python is set. The thread then writes the recording and ends the process by the same signal. memwatch leaves
+a program alone that sets its own handler.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _BY_HANDLER: Final = b"\0"
-"""What our handler writes, should the program have taken the wakeup descriptor: no signal has this number."""
+"""Our handler writes this byte, in case the program has taken the wakeup descriptor. No signal has this number."""
 _NONE: Final = -1
 _LONGEST_S: Final = 5.0
-"""A disk that does not answer keeps no process alive."""
+"""Seconds that the write may take. A disk that does not answer must not keep the process alive. A guess."""
 _PAUSE_S: Final = 1.0
-"""How long the main thread does nothing more while the other thread writes: a write takes milliseconds. A guess."""
+"""Seconds that the main thread waits while the other thread writes. A write takes milliseconds. A guess."""
 
 
 class WriteBeforeTermination:
@@ -44,7 +45,7 @@ class WriteBeforeTermination:
         self._is_written = threading.Event()
 
     def arrange(self) -> None:
-        """Begin; only the main thread may ask."""
+        """Begin. Only the main thread may set a handler."""
         if _signal.getsignal(signal.SIGTERM) != _signal.SIG_DFL:
             return
         self._asked, self._ask = os.pipe()
@@ -57,7 +58,7 @@ class WriteBeforeTermination:
         _arranged.append(self)
 
     def restore(self) -> None:
-        """Have SIGTERM do what it did before; called in the main thread, or in a fork, which has no thread of ours."""
+        """Restore the default of SIGTERM. Call it in the main thread, or in a fork, which has no thread of ours."""
         if self not in _arranged:
             return
         _arranged.remove(self)
@@ -72,10 +73,10 @@ class WriteBeforeTermination:
         return bool(_signal.getsignal(signal.SIGTERM) == self._terminated)
 
     def _terminated(self, *_: Any) -> None:
-        if self._is_ours():  # else the program's handler calls the one before its own, and may go on
+        if self._is_ours():  # otherwise the program's handler called this one, and the program may go on
             with suppress(OSError):
                 os.write(self._ask, _BY_HANDLER)
-            # the program ends here, as it would have ended; if the write needs this thread, it goes on after a while
+            # the program ends here, as without memwatch; if the write needs this thread, it goes on after a while
             threading.Event().wait(_PAUSE_S)
 
     def _wait(self) -> None:
@@ -107,7 +108,7 @@ _forking: Final = threading.local()
 
 
 def _before_fork() -> None:
-    # a fork has the same pipe, until it lets go of it: what came for it meanwhile would be taken for the parent's
+    # a fork shares the pipe until it closes its ends: the parent would take a signal of the fork for its own
     if _arranged:
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

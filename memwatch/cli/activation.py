@@ -46,7 +46,7 @@ def activate() -> None:
 
         if reason := restart_with_sampler():
             sys.stderr.write(f"memwatch: {reason}\n")
-    from memwatch.children.torch_import import when_torch_is_imported
+    from memwatch.children import when_torch_is_imported
 
     started_as = os.getpid()
 

@@ -113,19 +113,18 @@ def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
     for place, leaks in kept_by_place.items():
         by_sort: dict[tuple[int, bool, bool, str], list[Leak]] = {}
         for leak in leaks:
-            advice = leak.advice if _is_in_cache(leak) and not (leak.grows or _fills_places(leak)) else ""
+            has_own_line = leak.grows or _fills_places(leak) or (leak.known is not None and leak.known.remedy)
+            advice = "" if has_own_line else leak.advice
             by_sort.setdefault((leak.every, leak.grows, _fills_places(leak), advice), []).append(leak)
-        for (every, grows, has_graphs, advice), several in sorted(by_sort.items(), key=lambda item: item[0]):
+        for (every, grows, has_graphs, advice), several in sorted(
+            by_sort.items(), key=lambda item: item[0][:3]
+        ):
             first = {leak.cause: leak for leak in reversed(several) if leak.cause not in told}
             rows = _rows(several, told)
             if rows:
-                lines.append(
-                    words.kept_line(
-                        place, every, rows, grows=grows, has_graphs=has_graphs, is_cache=bool(advice)
-                    )
-                )
+                line = words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs)
                 places = dict.fromkeys(leak.place_line for leak in reversed(first.values()))
-                lines += list(filter(None, places))[: words.MOST_HELD]
+                lines += [line, *list(filter(None, places))[: words.MOST_HELD]]
                 lines += [words.ADVICE.format(advice=advice)] * bool(advice)
                 known = dict.fromkeys(leak.known for leak in several if leak.known is not None)
                 lines += map(words.known_line, known)
@@ -220,13 +219,6 @@ def _undecided_lines(growth: ProgramGrowth) -> list[str]:
 def _fills_places(leak: Leak) -> bool:
     """Return True if each round put a tensor with its graph into an empty place of a list or array."""
     return leak.keeps_graph and not leak.grows
-
-
-def _is_in_cache(leak: Leak) -> bool:
-    """Return True if a cache of functions keeps the tensors."""
-    from memwatch.kinds.edges import EdgeKind
-
-    return any(edge.kind in (EdgeKind.CACHE_RESULT, EdgeKind.CACHE_ARGUMENT) for edge in leak.edges)
 
 
 def _has_graphs(leak: Leak, growth: ProgramGrowth) -> bool:

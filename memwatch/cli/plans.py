@@ -67,7 +67,7 @@ class Plan:
     def execute(options: argparse.Namespace) -> int:
         """Print the plan, and write it to a file if asked to; return 1 if the budget cannot be reached."""
         from memwatch.planner import plan as plans
-        from memwatch.planner.errors import BudgetError
+        from memwatch.planner.plan import BudgetError
         from memwatch.replay.api import plan
         from memwatch.report import plan_summary
         from memwatch.report.records import plan_record

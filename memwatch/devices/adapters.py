@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from memwatch._torch.workers import is_raised_again
-from memwatch.arrays import subclasses_of
+from memwatch.containers import subclasses_of
 from memwatch.device_names import CPU, kind_of
 from memwatch.errors import MemoryLimitError
 from memwatch.signal_handlers import pass_on

@@ -13,14 +13,13 @@ from memwatch._torch.fake import fake_mode, reads_values
 from memwatch._torch.lookup import require_known_torch
 from memwatch.device_names import is_host
 from memwatch.fit.live_bytes import device_of
-from memwatch.fit.live_trial import LiveTrial
 from memwatch.fit.program_trial import ProgramTrial
 from memwatch.fit.result import Fit, ways_table
 from memwatch.fit.search import Search
-from memwatch.fit.trial import EstimatedTrial, is_estimate
+from memwatch.fit.trial import EstimatedTrial, LiveTrial, is_estimate
 from memwatch.fit.way import Kind, expressions_of, variables_of
 from memwatch.heap.frames import read_locals
-from memwatch.planner.errors import BudgetError
+from memwatch.planner.plan import BudgetError
 from memwatch.progress import working
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.sizes import format_bytes, parse_bytes

@@ -12,8 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from memwatch._torch.tensors import address_of_storage_of
-from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import alive_bytes, device_of
+from memwatch.fit.state import fingerprint
 from memwatch.heap.tensors import quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from memwatch._torch.profiler import log_level_flag
 from memwatch.device_names import CPU, is_host
 from memwatch.devices import adapter_of
 from memwatch.errors import MemwatchError
-from memwatch.heap.class_checks import derives
-from memwatch.heap.classes import of_classes
+from memwatch.heap.classes import derives, of_classes
 from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
 from memwatch.replay.measure import record_allocator_events
 from memwatch.signal_handlers import raises_later

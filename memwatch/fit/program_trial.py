@@ -18,11 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
-from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import LiveBytes, LivingStorages, count_live_bytes, device_of
-from memwatch.fit.live_trial import LEARNING_STEPS, OUT_OF_MEMORY, trained
-from memwatch.fit.state import optimizers_of, random_states
-from memwatch.fit.trial import Measurement, plan_of
+from memwatch.fit.state import fingerprint, optimizers_of, random_states
+from memwatch.fit.trial import LEARNING_STEPS, OUT_OF_MEMORY, Measurement, plan_of, trained
 from memwatch.fit.way import Applied, Expressions, Way, expressions_of
 from memwatch.heap.frames import read_locals
 from memwatch.own_code import is_program_code

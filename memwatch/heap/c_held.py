@@ -21,13 +21,19 @@ import torch
 
 from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
 from memwatch._torch.tensors import data_address_of, device_of
-from memwatch.arrays import base_of_array, items_of_array, subclasses_of
+from memwatch.containers import base_of_array, items_of_array, subclasses_of
 from memwatch.heap.autograd import NativeEdge
-from memwatch.heap.capsules import Capsule, capsule_address
-from memwatch.heap.class_checks import class_ids, derives, is_a
-from memwatch.heap.classes import ids_of
+from memwatch.heap.classes import class_ids, derives, ids_of, is_a
 from memwatch.heap.names import instance_dict
-from memwatch.heap.tensors import answers_by_code, is_simulated, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import (
+    Capsule,
+    answers_by_code,
+    capsule_address,
+    is_simulated,
+    quiet,
+    storage_bytes,
+    storage_of,
+)
 from memwatch.kinds.edges import EdgeKind
 from memwatch.signal_handlers import pass_on
 

@@ -1,13 +1,18 @@
-"""The classes of many objects at once: the classes, the number of objects of each, and the objects of some of them.
+"""Compare classes by identity, so that no code of a class or a metaclass runs: of one object, or of many at once.
 
-A heap has hundreds of thousands of objects of a few thousand classes, so each class is examined once. Classes are
-compared by `id`, because a metaclass may define hash and comparison as it likes.
+`cls == other`, `cls in classes` and a dictionary whose keys are classes call `__eq__` and `__hash__` of the metaclass.
+`isinstance` reads `__class__`, which a class may override, and calls `__instancecheck__`. `issubclass` calls
+`__subclasscheck__`. Code that examines objects of the program uses this module instead.
+
+A heap has hundreds of thousands of objects of a few thousand classes. `Classes` and the functions below it examine each
+class once.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Final
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -16,11 +21,63 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+T = TypeVar("T")
+
+_MAX_KNOWN: Final = 4096
+"""Classes. With more, the entries of dead classes are dropped: a program may make classes in a loop. A guess."""
+_is_subclass: Final[Callable[[type, type], bool]] = type.__subclasscheck__
+"""`type`'s own check: C code that compares the addresses of the bases."""
+
+
+def derives(cls: type, base: type) -> bool:
+    """Return True if `cls` is `base` or inherits from it."""
+    return _is_subclass(base, cls)
+
+
+def is_a(obj: object, base: type) -> bool:
+    """Return True if the real class of an object is `base` or inherits from it."""
+    return _is_subclass(base, type(obj))
+
+
+def class_ids(*classes: type) -> frozenset[int]:
+    """Return the ids of classes, so that you can test `id(cls) in ids`.
+
+    Args:
+        classes: classes that live as long as the process. The id of another one may be reused.
+    """
+    return frozenset(map(id, classes))
+
+
+class ByClass(Generic[T]):
+    """Compute something once for each class.
+
+    The classes are held weakly. An entry counts only while its class is alive, so a reused id does no harm.
+
+    Args:
+        compute: returns the value for a class.
+    """
+
+    def __init__(self, compute: Callable[[type], T]) -> None:
+        self._compute = compute
+        self._known: dict[int, tuple[weakref.ref[type], T]] = {}
+
+    def __call__(self, cls: type) -> T:
+        """Return the value for a class."""
+        known = self._known.get(id(cls))
+        if known is not None and known[0]() is cls:
+            return known[1]
+        value = self._compute(cls)
+        if len(self._known) >= _MAX_KNOWN:
+            self._known = {key: each for key, each in self._known.items() if each[0]() is not None}
+        self._known[id(cls)] = weakref.ref(cls), value
+        return value
+
+
 _PIECE: Final = 50_000  # objects at a time, few enough for the processor's cache; a guess
 
 
 class Classes:
-    """The classes of some objects; holds each class, so drop it soon.
+    """The classes of some objects. It holds each class, so drop it soon.
 
     Attributes:
         by_id: the classes by their ids.
@@ -61,7 +118,7 @@ def of_classes(objects: Sequence[Any], wanted: Callable[[type], bool]) -> list[A
 def count_by_class(objects: Sequence[object]) -> dict[int, int]:
     """Return how many of some objects are of each class, by `id` of the class.
 
-    The class itself would be kept alive by the count, and with it a cycle under test that runs through it.
+    A count by the class itself would keep the class alive, and with it a cycle under test that runs through it.
     """
     keys, counts = np.unique(ids_of(map(type, objects)), return_counts=True)
     return dict(zip(keys.tolist(), counts.tolist(), strict=True))
@@ -101,7 +158,7 @@ def ids_of(objects: Iterable[object]) -> NDArray[np.int64]:
 
 
 def identities(objects: Sequence[object]) -> NDArray[np.int64]:
-    """Return a number for each object that another one at its address has only if it is of the same class."""
+    """Return a number for each object. A later object at its address has this number only if it has the same class."""
     return ids_of(objects) * _ODD + ids_of(tuple(map(type, objects)))
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.heap.class_checks import is_a
-from memwatch.heap.classes import ids_of
+from memwatch.heap.classes import ids_of, is_a
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.own_code import is_memwatch_code

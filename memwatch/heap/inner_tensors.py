@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.heap.class_checks import ByClass
+from memwatch.heap.classes import ByClass
 from memwatch.heap.names import attributes
 from memwatch.heap.tensors import is_tensor, mro_of, type_dict
 

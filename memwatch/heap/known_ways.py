@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.heap.class_checks import class_ids, is_a
+from memwatch.heap.classes import class_ids, is_a
 from memwatch.heap.names import instance_dict
 from memwatch.heap.paths import name_chain
 from memwatch.heap.roots import RootKind

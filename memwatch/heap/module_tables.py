@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import type_dict
 from memwatch.heap.vertices import key_text

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memwatch.heap.class_checks import ByClass, is_a
+from memwatch.heap.classes import ByClass, is_a
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import CodeOwner, code_owner

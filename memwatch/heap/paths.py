@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.shapes import Named, name_edge
 from memwatch.heap.vertices import instance_of, key_text, vertex_of
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import SEQUENCE_NR, AccumulateGrad, FunctionBase
 from memwatch._torch.autograd_state import autograd_state, compiled_walk
-from memwatch.heap.class_checks import ByClass, class_ids, derives
+from memwatch.heap.classes import ByClass, class_ids, derives
 from memwatch.heap.names import instance_dict
 from memwatch.heap.roots import RootKind
 from memwatch.heap.shapes import (

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from memwatch._torch.tensors import USE_COUNT
-from memwatch.heap.class_checks import class_ids, is_a
-from memwatch.heap.classes import ids_of
+from memwatch.heap.classes import class_ids, ids_of, is_a
 from memwatch.heap.frames import is_own_code, read_locals, without_empty_dictionaries
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import name_chain

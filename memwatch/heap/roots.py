@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import top_saved_hooks
 from memwatch._torch.modes import active_function_modes, mode_stack
-from memwatch.heap.class_checks import derives, is_a
+from memwatch.heap.classes import derives, is_a
 from memwatch.heap.frames import (
     is_own_code,
     is_test_runner_code,

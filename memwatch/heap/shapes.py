@@ -50,12 +50,10 @@ from torch import Tensor, nn
 
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.arrays import items_of_array
-from memwatch.containers import ALL, ORDERED, WITHOUT_KEYS
+from memwatch.containers import ALL, ORDERED, WITHOUT_KEYS, items_of_array
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.c_held import results_of
-from memwatch.heap.capsules import Capsule
-from memwatch.heap.class_checks import class_ids, derives, is_a
+from memwatch.heap.classes import class_ids, derives, is_a
 from memwatch.heap.frames import read_locals
 from memwatch.heap.module_tables import module_dicts
 from memwatch.heap.names import (
@@ -70,7 +68,7 @@ from memwatch.heap.names import (
     type_name,
 )
 from memwatch.heap.roots import LAST_EXCEPTION, Root, RootKind, is_tool_class
-from memwatch.heap.tensors import is_node_type, mro_of, type_dict
+from memwatch.heap.tensors import Capsule, is_node_type, mro_of, type_dict
 from memwatch.heap.vertices import (
     frame_vertex,
     function_vertex,

@@ -20,9 +20,7 @@ import torch
 
 from memwatch.heap.autograd import NativeEdge, autograd_edges, seen_through
 from memwatch.heap.c_held import Unlisted, c_held_edges, keeps_in_c, shared_memory_edges, untracked
-from memwatch.heap.capsules import Capsule
-from memwatch.heap.class_checks import derives
-from memwatch.heap.classes import Classes, are_all_among, identities, ids_of, of_classes
+from memwatch.heap.classes import Classes, are_all_among, derives, identities, ids_of, of_classes
 from memwatch.heap.frames import is_own_code, is_test_runner_code, without_empty_dictionaries
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import (
@@ -36,7 +34,7 @@ from memwatch.heap.roots import (
     is_tool_module,
     may_answer,
 )
-from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, quiet
+from memwatch.heap.tensors import Capsule, TypeFilter, is_node_type, is_storage, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,7 +1,9 @@
-"""Tensors, autograd nodes and storages: recognise and read them without running their Python code."""
+"""Tensors, autograd nodes, storages and DLPack capsules: recognise and read them without running their Python code."""
 
 from __future__ import annotations
 
+import ctypes
+import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -9,7 +11,7 @@ import torch
 from memwatch._torch.autograd import FunctionBase
 from memwatch._torch.modes import disable_torch_function
 from memwatch._torch.tensors import TENSOR_DICT, device_of, storage_bytes_of, untyped_storage_of
-from memwatch.heap.class_checks import ByClass, derives, is_a
+from memwatch.heap.classes import ByClass, derives, is_a
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].
 _LAYOUT, _IS_SPARSE, _IS_CPU, _IS_META, _NBYTES, _SHAPE = (
     TENSOR_DICT[name].__get__ for name in ("layout", "is_sparse", "is_cpu", "is_meta", "nbytes", "shape")
 )
-# The bytes of one storage inside a capture or a diagnosis; sparse and opaque tensors have no storage.
 _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
+"""The errors of tensors without a storage: sparse and opaque ones."""
 
 
 def mro_of(cls: type) -> tuple[type, ...]:
@@ -106,7 +108,7 @@ def _has_own_answers(cls: type) -> bool:
 
 
 answers_by_code: Final = ByClass(_has_own_answers)
-"""Return True for a class of tensors with a `__torch_dispatch__` of the program's or of a package's.
+"""Return True for a class of tensors with a `__torch_dispatch__` of the program or of a package.
 
 torch may call it for the sizes, the layout and the device of a tensor. So these are read from the storage or not at
 all.
@@ -181,7 +183,7 @@ is_composed: Final = ByClass(_defines_parts)
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> int:
-    """Return the size of a storage in bytes; 0 where the storage refuses to say."""
+    """Return the size of a storage in bytes. 0 if the storage raises an error."""
     try:
         return storage_bytes_of(storage)
     except _NO_STORAGE as error:
@@ -192,3 +194,33 @@ def storage_bytes(storage: torch.UntypedStorage) -> int:
 def quiet() -> AbstractContextManager[object]:
     """Return a context that switches off ``__torch_function__`` of subclasses and modes."""
     return disable_torch_function()
+
+
+# Capsules: the fields of a DLPack capsule lie where the standard lays them down.
+Capsule: Final[type] = type(vars(datetime)["datetime_CAPI"])
+"""The class of all capsules of Python."""
+_CAPSULES: Final[dict[bytes, int]] = {
+    b"dltensor": 0,
+    b"numpy_dltensor": 0,
+    b"dltensor_versioned": 32,
+    b"numpy_dltensor_versioned": 32,
+}
+"""Names of capsules that own memory, each with the bytes before its tensor: a version and other fields."""
+_BYTE_OFFSET: Final = 40
+"""Position of the field `byte_offset` in a DLTensor, in bytes, from dlpack.h."""
+
+_pointer_of: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def capsule_address(capsule: object) -> int | None:
+    """Return the address of the first byte of a DLPack capsule, or None for any other capsule or an empty one."""
+    held = ctypes.py_object(capsule)
+    for name, start in _CAPSULES.items():
+        if ctypes.pythonapi.PyCapsule_IsValid(held, name):
+            tensor = _pointer_of(held, name) + start
+            address = ctypes.c_void_p.from_address(tensor).value
+            offset: int = ctypes.c_uint64.from_address(tensor + _BYTE_OFFSET).value
+            return None if address is None else address + offset
+    return None

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import Tensor, nn
 
-from memwatch.heap.class_checks import ByClass, derives, is_a
-from memwatch.heap.classes import of_classes
+from memwatch.heap.classes import ByClass, derives, is_a, of_classes
 from memwatch.heap.frames import is_test_runner_code, read_locals
 from memwatch.heap.roots import running
 from memwatch.heap.shapes import (

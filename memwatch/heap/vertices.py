@@ -24,10 +24,17 @@ import torch
 
 from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.containers import ALL
-from memwatch.heap.capsules import Capsule, capsule_address
-from memwatch.heap.class_checks import class_ids, derives, is_a
+from memwatch.heap.classes import class_ids, derives, is_a
 from memwatch.heap.names import instance_dict, name_in_code, short_qualname, type_name
-from memwatch.heap.tensors import is_node, is_python_node, quiet, shape_of, storage_bytes
+from memwatch.heap.tensors import (
+    Capsule,
+    capsule_address,
+    is_node,
+    is_python_node,
+    quiet,
+    shape_of,
+    storage_bytes,
+)
 from memwatch.kinds.edges import Vertex, VertexKind
 from memwatch.signal_handlers import pass_on
 from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase

@@ -15,7 +15,7 @@ from enum import Enum, unique
 from typing import Final
 
 from memwatch.kinds.holders import HolderKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 
 
 @dataclass(frozen=True, slots=True)

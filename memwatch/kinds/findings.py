@@ -12,6 +12,7 @@ class FindingRow:
 
     Attributes:
         text: the kind in tables and JSON.
+        label: the kind in a few words, for the page.
         headline: the words after the holder, with a place for the bytes.
         advice: the change for every finding of this kind; None if it depends on the holder alone.
         is_estimated: True if the mended program makes other temporaries, whose number was not recorded.
@@ -23,6 +24,7 @@ class FindingRow:
     """
 
     text: str
+    label: str
     headline: str
     advice: str | None = None
     is_estimated: bool = False
@@ -45,11 +47,16 @@ class FindingKind(str, Enum):
 
     # held after the last use
     DRAG = FindingRow(
-        "drag", "keeps {nbytes} that are never used again", del_order=2, is_freed_after_last_use=True
+        "drag",
+        "kept after its last use",
+        "keeps {nbytes} that are never used again",
+        del_order=2,
+        is_freed_after_last_use=True,
     )
     # the same, from one pass of a loop into the next
     ITERATION = FindingRow(
         "iteration",
+        "kept from the last pass",
         ("keeps {nbytes} of the last pass through the loop, never used again, while the next pass runs"),
         advice="drop it at the end of the loop's body (`del`), before the next pass makes it anew",
         del_order=3,
@@ -58,24 +65,28 @@ class FindingKind(str, Enum):
     # an object keeps it from one iteration into the next, and nothing reads it there
     STALE = FindingRow(
         "stale",
+        "kept between iterations",
         "keeps {nbytes} from one iteration into the next, where nothing reads them",
         is_freed_after_last_use=True,
     )
     # made long before the first use
     LAG = FindingRow(
         "lag",
+        "made too early",
         "keeps {nbytes} made long before their first use",
         advice="make each one right before it is used (a generator in place of a list)",
     )
     # never used
     VOID = FindingRow(
         "void",
+        "never used",
         "keeps {nbytes} that no op ever uses",
         advice="do not make it, or drop it once NumPy or `.tolist()` has read it, which no op shows",
     )
     # alive in the next forward
     GRADIENT = FindingRow(
         "gradient",
+        "gradients kept in forward",
         "keeps {nbytes} in forward, though the optimizer is done with them",
         advice="call zero_grad(set_to_none=True) before forward, right after the optimizer's step",
         is_freed_after_last_use=True,
@@ -84,6 +95,7 @@ class FindingKind(str, Enum):
     # saved for a backward that never runs
     GRAPH = FindingRow(
         "graph",
+        "graph without backward",
         "keeps {nbytes} saved for a backward that never runs",
         advice=(
             "keep `.item()` or `.detach()` of its result; if no backward needs this forward, run it under "
@@ -95,6 +107,7 @@ class FindingKind(str, Enum):
     # saved for a backward that has run
     RETAINED = FindingRow(
         "retained",
+        "graph after backward",
         "keeps {nbytes} saved for a backward that has run already",
         advice=(
             "call the last backward() of the step without retain_graph=True, or drop the result that keeps the "
@@ -106,6 +119,7 @@ class FindingKind(str, Enum):
     # temporaries of a foreach step
     OPTIMIZER = FindingRow(
         "optimizer",
+        "step for all parameters at once",
         "keeps {nbytes} at once, for all parameters together",
         advice="make the optimizer with foreach=False or fused=True",
         is_estimated=True,
@@ -114,6 +128,7 @@ class FindingKind(str, Enum):
     # temporaries that an optimizer's step makes for each parameter
     FUSED = FindingRow(
         "fused",
+        "temporaries of the optimizer",
         "makes temporaries for one parameter after the other, {nbytes} of them at the peak",
         advice=(
             "make the optimizer with fused=True, whose kernel needs no temporaries and rounds a little "
@@ -124,6 +139,7 @@ class FindingKind(str, Enum):
     # gradients filled with zeros instead of freed
     SET_TO_NONE = FindingRow(
         "set_to_none",
+        "gradients filled with zeros",
         "keeps {nbytes} of zeros until the next backward adds to them",
         advice="call zero_grad(set_to_none=True), right after the optimizer's step: it frees them",
         is_mended_by_callers=True,
@@ -131,6 +147,7 @@ class FindingKind(str, Enum):
     # a model's result, kept through a backward that does not need it
     OUTPUT = FindingRow(
         "output",
+        "output kept in backward",
         "keeps {nbytes} of a model's output alive during backward, which does not need it",
         advice="keep only the loss, or `del` the output before backward()",
         del_order=1,
@@ -139,6 +156,7 @@ class FindingKind(str, Enum):
     # models that a search makes one after the other
     MODELS = FindingRow(
         "models",
+        "models of earlier passes",
         "keep {nbytes} that no later op uses",
         advice=(
             "keep a score of each pass, or `state_dict()` of the best, and drop its model and optimizer "
@@ -151,30 +169,35 @@ class FindingKind(str, Enum):
     # of one op
     WORKSPACE = FindingRow(
         "workspace",
+        "workspace of one op",
         "keeps {nbytes} inside one op",
         advice="give this op its input in smaller pieces, or choose another algorithm for it",
     )
     # of a large checkpointed region, all at once
     RECOMPUTE = FindingRow(
         "recompute",
+        "recomputed too early",
         "computes {nbytes} again long before their own backward",
         advice="checkpoint each of the modules that it calls by itself",
     )
     # a saved tensor and a converted copy of it
     TWICE = FindingRow(
         "twice",
+        "saved twice",
         "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
         advice="convert once, before the first of the ops that save it",
     )
     # gradients that DDP keeps beside its buckets
     BUCKETS = FindingRow(
         "buckets",
+        "gradients kept twice",
         "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
         advice="build it with gradient_as_bucket_view=True",
     )
     # converted weights that autocast's cache keeps
     AUTOCAST = FindingRow(
         "autocast",
+        "copies of autocast",
         ("keeps {nbytes} of converted weights after their use, until the region of autocast ends"),
         advice=(
             "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region "
@@ -185,12 +208,14 @@ class FindingKind(str, Enum):
     # every step leaves more behind
     GROWTH = FindingRow(
         "growth",
+        "grows with each pass",
         "keeps {nbytes} of all passes of a loop, though each pass reads at most the newest",
         advice="keep a number or a summary of each pass (`.item()`), or empty it",
     )
     # float32 copies that autograd saves
     FLOAT32 = FindingRow(
         "float32",
+        "copies in float32",
         "keeps {nbytes} of float32 copies of tensors in a lower precision",
         advice=(
             "if the lower precision is exact enough there, run this op under torch.autocast(..., enabled=False)"

@@ -1,4 +1,4 @@
-"""Kinds of leaks: one row per kind, with its words."""
+"""Kinds of leaks and the remedies that end them: one row for each, with its words."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class LeakRow:
 
     Attributes:
         text: the kind in tables and JSON.
+        label: the kind in a few words, for the page.
         held_by: the words between a leak and its holder.
         held_by_short: the same for the summary line of a test; None if they are equal.
         meaning: the kind in one sentence, for a legend.
@@ -41,6 +42,7 @@ class LeakRow:
     """
 
     text: str
+    label: str
     held_by: str
     meaning: str
     held_by_short: str | None = None
@@ -66,6 +68,7 @@ class LeakKind(str, Enum):
     # garbage that only gc frees
     CYCLE = LeakRow(
         "cycle",
+        label="reference cycle",
         held_by="freed only by gc: a reference cycle through",
         held_by_short="freed only by gc: cycle through",
         meaning="a reference cycle: only the garbage collector frees it, some time later",
@@ -73,6 +76,7 @@ class LeakKind(str, Enum):
     # a loop through autograd's C++, which gc cannot see
     UNCOLLECTABLE = LeakRow(
         "uncollectable",
+        label="never freed",
         held_by="gc cannot free it: a loop through",
         held_by_short="never freed: loop through",
         meaning="a loop through autograd that the garbage collector cannot see: it is never freed",
@@ -80,6 +84,7 @@ class LeakKind(str, Enum):
     # a live root reaches it
     RETAINED = LeakRow(
         "retained",
+        label="kept alive",
         held_by="kept alive by",
         meaning="a live object holds it, so it is freed only with that object",
         is_reached=True,
@@ -87,6 +92,7 @@ class LeakKind(str, Enum):
     # the nodes of an autograd graph, which a live root reaches; no tensor's memory
     GRAPH = LeakRow(
         "graph",
+        label="growing graph",
         held_by="kept alive by",
         meaning=(
             "the graph of a value that each step adds to: its nodes stay, though backward has freed their "
@@ -100,6 +106,7 @@ class LeakKind(str, Enum):
     # hooks that each call registers, which a live root reaches; no tensor's memory
     HOOKS = LeakRow(
         "hooks",
+        label="hooks of each call",
         held_by="registered on",
         meaning=(
             "hooks that each call registers and none removes; they hold no tensor, but each call runs all of "
@@ -141,3 +148,401 @@ class LeakKind(str, Enum):
     def held_by_short(self) -> str:
         """The same phrase for the summary line of a test."""
         return self.row.held_by_short or self.row.held_by
+
+
+@dataclass(frozen=True, slots=True)
+class RemedyRow:
+    """The properties of one remedy.
+
+    Attributes:
+        advice: the sentence for the user; ``{name}`` is the name of a variable or an attribute.
+        is_of_function: True for advice about a function, or about a hook in a loop. For a hook that a live object
+            keeps, the user has to use its handle instead.
+        is_of_entry: True for advice about the entries of a container.
+        is_of_container: True for advice about the entries of a list, dictionary or set.
+        is_of_name: True for advice about a name with one value: a variable, an attribute.
+        is_of_attribute: True for advice about an attribute, behind which a container may grow.
+        is_of_reference_in_cycle: True for advice about a plain reference of a cycle, which its target may rule out.
+        ends_every_cycle: True for advice that frees all objects of the leak, however many cycles they are in.
+        detaches: True if the advice already says to detach the tensor.
+        has_value: False for references that no line of the program stores.
+    """
+
+    advice: str
+    is_of_function: bool = False
+    is_of_entry: bool = False
+    is_of_container: bool = False
+    is_of_name: bool = False
+    is_of_attribute: bool = False
+    is_of_reference_in_cycle: bool = False
+    ends_every_cycle: bool = False
+    detaches: bool = False
+    has_value: bool = True
+
+
+class Remedy(Enum):
+    """The change that ends a leak, chosen by its references. The most specific remedy comes first."""
+
+    _value_: int
+    row: RemedyRow
+
+    def __new__(cls, row: RemedyRow) -> Remedy:  # noqa: D102
+        remedy = object.__new__(cls)
+        remedy._value_ = len(cls.__members__) + 1
+        remedy.row = row
+        return remedy
+
+    VIEW = RemedyRow(
+        "the kept tensor is a view, so the whole of a much larger storage stays: keep `.clone()` of it (of an array "
+        "`.copy()`), or a number (`.item()`)"
+    )
+    VIEW_WITH_GRAPH = RemedyRow(
+        (
+            "the kept tensor is a view, so its graph and the whole of a much larger storage stay: keep "
+            "`.detach().clone()` of it, or a number (`.item()`)"
+        ),
+        detaches=True,
+    )
+    GROWING_TENSOR = RemedyRow(
+        "one tensor becomes larger and larger (`torch.cat`, `resize_`): keep its newest part "
+        "(`value[-100:].clone()`), or reset it after use"
+    )
+    UNFINISHED_RESULT = RemedyRow(
+        "a call that is still running collects these values (a comprehension, `list(map(...))`): let it collect "
+        "numbers (`.item()`), or use a loop that drops each value"
+    )
+    HOOK_PER_CALL = RemedyRow(
+        "each call registers one more hook, and none is removed: call `handle.remove()` after use, or "
+        "register the hook once"
+    )
+    OPEN_CONTEXT = RemedyRow(
+        (
+            "a mode, or a context of hooks on saved tensors, was entered and is still open: enter it by `with`,"
+            " or call `__exit__` after use"
+        ),
+        has_value=False,
+    )
+    HOOK_OF_SELF = RemedyRow(
+        "the hook is a bound method, and its object leads back to the hook: give it a function that uses "
+        "the module it is called with, hold `self` by `weakref.ref`, or call `handle.remove()`"
+    )
+    NODE_HOOK = RemedyRow(
+        (
+            "a hook on `grad_fn` that refers to the tensor keeps both for ever: call `handle.remove()`, or let "
+            "the hook use only its arguments"
+        ),
+        is_of_function=True,
+    )
+    NODE_PREHOOK = RemedyRow(
+        (
+            "a pre-hook on an autograd node that refers to the node's graph keeps both for ever: call "
+            "`handle.remove()`, or delete the entry it reads (`del group[...]`) after backward"
+        ),
+        is_of_function=True,
+    )
+    ACCUMULATE_HOOK = RemedyRow(
+        (
+            "a post-accumulate hook must not refer to its own parameter: use the parameter it is called with, "
+            "or `weakref.ref`"
+        ),
+        is_of_function=True,
+    )
+    TENSOR_HOOK = RemedyRow(
+        (
+            "a tensor hook must not refer to its own tensor: use the gradient it is called with, a "
+            "`weakref.ref`, or `handle.remove()` after backward"
+        ),
+        is_of_function=True,
+    )
+    METADATA = RemedyRow(
+        ("`grad_fn.metadata` must not refer to the tensor itself: store a weak reference or a detached copy"),
+        detaches=True,
+    )
+    PACK_HOOK = RemedyRow(
+        "the pack hook keeps the output with its graph: return `tensor.detach()` from it", detaches=True
+    )
+    SAVED_VIEW = RemedyRow(
+        ("save the output itself, not a view of it, with `ctx.save_for_backward`; or detach what is saved"),
+        detaches=True,
+    )
+    NUMPY = RemedyRow(
+        "a numpy array shares the tensor's memory and keeps the tensor: limit the container of the arrays, "
+        "store numbers (`.item()`), or copies (`.copy()`) of the part that is needed"
+    )
+    SHARED_MEMORY = RemedyRow(
+        "an object made by DLPack or the buffer protocol shares the tensor's memory: drop it after use, or "
+        "store numbers (`.item()`)"
+    )
+    FUNCTORCH = RemedyRow(
+        "a tensor from inside a torch.func transform keeps the tensor that it wraps: return it from the "
+        "function instead"
+    )
+    ENDLESS_LOOP = RemedyRow(
+        "`itertools.cycle` keeps every item of its iterator: loop over the loader anew for each epoch "
+        "(`while True: yield from loader`)"
+    )
+    CTX_ATTRIBUTE = RemedyRow("do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`")
+    CTX_OBJECT = RemedyRow(
+        "`ctx` keeps this object, and the object leads back to the output: put only the values that "
+        "backward needs on `ctx`, or delete the attribute after backward"
+    )
+    EXCEPTION_ARGS = RemedyRow(
+        "the exception keeps its arguments: give it text (`str(tensor.shape)`), not tensors"
+    )
+    EXCEPTION = RemedyRow(
+        "the exception keeps its traceback, and so every local variable of the failed calls: drop it (`del "
+        "err`), clear it (`err.with_traceback(None)`), or keep `str(err)`"
+    )
+    LAST_EXCEPTION = RemedyRow(
+        "the interactive shell keeps the last exception with all its local variables: `del sys.last_value, "
+        "sys.last_traceback`"
+    )
+    TRACEBACK = RemedyRow(
+        "the traceback keeps every local variable of the failed calls: keep its text, not the object"
+    )
+    FRAME = RemedyRow(
+        "a frame keeps every local variable of its call and of those around it: keep its text "
+        "(`traceback.extract_stack()`), not the object"
+    )
+    OUTPUT_HISTORY = RemedyRow(
+        "IPython's output history keeps every displayed value: `%reset out`, or end the line with `;`"
+    )
+    SHELL_RESULT = RemedyRow(
+        "the interpreter keeps the last displayed value: evaluate something else, or assign the value to a name"
+    )
+    IPYTHON_RESULT = RemedyRow(
+        "IPython keeps the last displayed values: evaluate something else, or end the line with `;`"
+    )
+    CACHED_METHOD = RemedyRow(
+        "the cache of a method keeps every `self` and every argument: give it a small `maxsize`, or call "
+        "`cache_clear()`; a method without arguments can be a `functools.cached_property` instead"
+    )
+    CACHE = RemedyRow(
+        "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or key"
+        " it by plain values"
+    )
+    CONTEXT_VARIABLE = RemedyRow(
+        "reset the variable after use: `token = var.set(...)` ... `var.reset(token)`"
+    )
+    THREAD_LOCAL = RemedyRow("a thread local lives as long as its thread: delete the attribute after use")
+    EXECUTOR = RemedyRow(
+        "a call that waits in an executor keeps its arguments until it has run: wait for its future, cancel"
+        " it (`future.cancel()`), or leave the executor by `with`"
+    )
+    THREAD = RemedyRow(
+        "a running thread keeps its arguments and local variables: end it, or drop the tensor inside it"
+    )
+    SIGNAL_HANDLER = RemedyRow(
+        "a signal handler lives until another one replaces it: let it refer to no tensors"
+    )
+    ATEXIT = RemedyRow(
+        "a function registered with atexit lives until the program ends: unregister it, or give it a weak "
+        "reference"
+    )
+    ARGUMENTS_IN_C = RemedyRow(
+        "only C code keeps these arguments, for example of `atexit.register(f, x)`: unregister the function"
+        " after use (`atexit.unregister`), or give it a weak reference"
+    )
+    FUNCTION_IN_C = RemedyRow(
+        "only C code keeps this function, as it does a callback, or a hook of a context that is still open "
+        "(`saved_tensors_hooks`): unregister it after use, or enter the context by `with`"
+    )
+    FINALIZER_OF_OBJECT = RemedyRow(
+        "a finalizer keeps its function and its arguments until its object dies, and the object never dies if they "
+        "lead to it: give it a static method or a module function, and as argument the resource itself and not the "
+        "object"
+    )
+    FINALIZER = RemedyRow("a finalizer keeps its arguments until its object dies: do not hand it the tensor")
+    TASK = RemedyRow(
+        "a task that waits keeps the local variables of its coroutine: cancel the task (`task.cancel()`), or set what "
+        "it waits for",
+        ends_every_cycle=True,
+    )
+    GENERATOR = RemedyRow("a suspended generator keeps its local variables: exhaust it, or call `close()`")
+    PARTIAL = RemedyRow("the partial keeps its arguments: drop the partial, or bind a weak reference")
+    EXIT_STACK = RemedyRow(
+        "the stack keeps each callback, and what the callback refers to, until the stack is closed: enter it by "
+        "`with`, or call `close()` after use"
+    )
+    LOG_RECORD = RemedyRow("a log record keeps its arguments: log numbers (`.item()`), not tensors")
+    MOCK = RemedyRow(
+        "a mock refers to itself, and keeps the arguments of its calls until gc runs: call `reset_mock()` "
+        "after use"
+    )
+    DEFAULT_ARGUMENT = RemedyRow(
+        "a default argument lives as long as its function: use None and make the value inside"
+    )
+    CLOSURE_CELL = RemedyRow(
+        (
+            "the inner function keeps the variables that it captures: pass the tensor as an argument, or delete"
+            " the name after use"
+        ),
+        is_of_function=True,
+        is_of_name=True,
+    )
+    CLOSURE_CELL_IN_CYCLE = RemedyRow(
+        "the inner function captures an object that leads back to it: pass that object as an argument, or "
+        "delete the name after use"
+    )
+    CLOSURE_OF_OBJECT = RemedyRow(
+        "the inner function closes over `{name}` and keeps that object: let it close over `weakref.ref({name})` and "
+        "keep the object elsewhere while you need it, or drop the function after use",
+        is_of_name=True,
+    )
+    GRAPH = RemedyRow(
+        (
+            "the tensor keeps its autograd graph, and the graph keeps activations: store `value.detach()` or "
+            "`value.item()`"
+        ),
+        detaches=True,
+    )
+    GRADIENT = RemedyRow(
+        "with `create_graph=True` the gradient refers back to the parameter: use `torch.autograd.grad`, or "
+        "set `.grad = None` after use"
+    )
+    BOUND_METHOD = RemedyRow(
+        (
+            "the bound method keeps its object: store a `weakref.WeakMethod` (a `weakref.ref` of it is dead at "
+            "once) and keep the object elsewhere while you need it, store a plain function that is given the object, "
+            "or drop the method after use"
+        ),
+        is_of_function=True,
+    )
+    MODULE_HOOK = RemedyRow(
+        "a registered hook keeps the objects that it refers to, with everything that it collects: call "
+        "`handle.remove()` when done, or clear the container that the hook fills"
+    )
+    OPTIMIZER_STATE = RemedyRow(
+        "the optimizer keeps state that grows, or a parameter that was replaced: remove the old parameter from "
+        "`optimizer.param_groups`, and delete its state (`del optimizer.state[old]`)"
+    )
+    CLASS_ATTRIBUTE = RemedyRow(
+        (
+            "a class attribute lives as long as the class: keep the value on an instance, or delete it after "
+            "use"
+        ),
+        is_of_attribute=True,
+        is_of_name=True,
+    )
+    FUNCTION_PER_CALL = RemedyRow(
+        "the container grows and keeps each function with the variables that it captures: remove each function after "
+        "use, empty the container or limit its size (`deque(maxlen=...)`), or pass the tensor as an argument"
+    )
+    CLASS_PER_CALL = RemedyRow(
+        "each call makes a class, and the container keeps every one: define the class once, outside the "
+        "function"
+    )
+    REGISTRY = RemedyRow(
+        "the container grows and keeps each object: hold them weakly (`weakref.WeakSet`), remove each after"
+        " use, or limit its size (`deque(maxlen=...)`)"
+    )
+    ITEM = RemedyRow(
+        (
+            "the container grows and keeps each entry: store numbers (`.item()`), limit its size "
+            "(`deque(maxlen=...)`), or clear it after use"
+        ),
+        is_of_entry=True,
+        is_of_container=True,
+    )
+    WEAK_KEYS = RemedyRow(
+        "a `WeakKeyDictionary` drops an entry once its key is gone, and something keeps the keys: if the value "
+        "refers to its key, make that reference weak (`weakref.ref`)"
+    )
+    VALUE = RemedyRow(
+        (
+            "the dictionary keeps each entry: limit its size, or delete entries after use; if its keys are "
+            "objects, a `WeakKeyDictionary` drops each entry with its key"
+        ),
+        is_of_entry=True,
+        is_of_container=True,
+    )
+    MEMBER = RemedyRow(
+        "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`",
+        is_of_entry=True,
+        is_of_container=True,
+    )
+    BUFFER = RemedyRow(
+        "the buffer keeps the assigned value: assign `value.detach()`", is_of_entry=True, detaches=True
+    )
+    ATTRIBUTE = RemedyRow(
+        ("the object keeps the tensor: delete the attribute after use, or store a number (`.item()`)"),
+        is_of_attribute=True,
+        is_of_name=True,
+    )
+    CHAIN = RemedyRow(
+        "each object keeps the one before it by `.{name}`, so none is freed: delete that attribute of the older "
+        "object, or keep only the values that you need of it"
+    )
+    WRAPPERS = RemedyRow(
+        "each call wraps the function of the call before, and the new function keeps the old one, so none is freed: "
+        "wrap the original function once, or put it back after use"
+    )
+    NESTED = RemedyRow(
+        "each call puts the object of the call before into a new one, so none is freed: drop the old object after use, "
+        "or keep the values in a container of limited size (`deque(maxlen=...)`)"
+    )
+    SUBMODULE = RemedyRow(
+        (
+            "the module keeps each submodule, parameter and buffer that is registered with it: reuse one, or "
+            "delete it after use (`del parent[name]`, `delattr(parent, name)`)"
+        ),
+        is_of_entry=True,
+    )
+    ITERATOR = RemedyRow("the iterator or container keeps its items: drop it after use")
+    GLOBAL = RemedyRow(
+        "the module keeps the tensor: delete the name after use, or store a number",
+        is_of_name=True,
+    )
+    ARGUMENT = RemedyRow(
+        "the argument of a running call keeps it: delete the name after use, or set it to None",
+        is_of_name=True,
+    )
+    LOCAL = RemedyRow(
+        "the local variable keeps it: delete the name after use",
+        is_of_name=True,
+    )
+    C_CODE = RemedyRow(
+        (
+            "C code alone holds it: look for an open context (autocast, graph capture), a C++ cache, or an "
+            "extension that does not give back a reference"
+        ),
+        has_value=False,
+    )
+    CLASS_IN_CYCLE = RemedyRow(
+        "every class refers to itself, so a class made per call is a cycle: define it once, outside the "
+        "function"
+    )
+    LOCAL_IN_CYCLE = RemedyRow(
+        "a local variable leads back to its own call: delete it before the function returns (`del frame`, "
+        "`del err`)"
+    )
+    ATTRIBUTE_IN_CYCLE = RemedyRow(
+        (
+            "the object leads back to itself: delete this reference after use, or make it weak (`weakref.ref`) "
+            "if something else keeps what it leads to"
+        ),
+        is_of_reference_in_cycle=True,
+    )
+    ITEM_IN_CYCLE = RemedyRow(
+        (
+            "the container leads back to itself: hold the entry by `weakref.ref`, or clear the container after "
+            "use"
+        ),
+        is_of_reference_in_cycle=True,
+    )
+    VALUE_IN_CYCLE = RemedyRow(
+        ("the dictionary leads back to itself: hold the entry by `weakref.ref`, or delete it after use"),
+        is_of_reference_in_cycle=True,
+    )
+    MEMBER_IN_CYCLE = RemedyRow(
+        ("the set leads back to itself: use a `weakref.WeakSet`, or discard the member after use"),
+        is_of_reference_in_cycle=True,
+    )
+    SUBMODULE_IN_CYCLE = RemedyRow(
+        "the module is registered, by others, in itself: give the inner one a weak reference "
+        "(`weakref.ref(parent)`), or pass the outer one as an argument of `forward`"
+    )
+    GLOBAL_IN_CYCLE = RemedyRow(
+        "the module leads back to itself: delete this name after use", is_of_reference_in_cycle=True
+    )
+    ANY = RemedyRow("cut this reference after the last use of the tensor", has_value=False)

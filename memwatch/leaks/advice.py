@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
@@ -9,7 +10,7 @@ from weakref import WeakKeyDictionary
 from memwatch._torch.modules import HOOK_TABLES
 from memwatch.heap.names import in_ipython
 from memwatch.kinds.edges import EdgeKind, VertexKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks.cut import (
     held_by_hook,
     hook_entry,
@@ -51,7 +52,12 @@ _OF_EXIT_STACK: Final = "_exit_callbacks"
 _WRAPPED: Final = "__wrapped__"
 _MOST_IN_STRETCH: Final = 4
 """References of a stretch that repeats on a path. An `itertools.chain` around another one has three."""
-_SELF: Final = "self"
+_FINALIZER_RECORD: Final = "finalize._Info"
+"""The class of the objects in which `weakref.finalize` keeps a function and its arguments."""
+_HANDLES: Final = frozenset(
+    {VertexKind.CONTAINER, VertexKind.FUNCTION, VertexKind.METHOD, VertexKind.PARTIAL, VertexKind.CELL}
+)
+"""Objects that only lead to others. They are not what a finalizer was given."""
 _MOCKS: Final = frozenset({"Mock", "MagicMock", "AsyncMock", "MagicProxy"})
 """Classes of `unittest.mock`, whose objects refer to themselves."""
 
@@ -68,6 +74,18 @@ def remedy_for(
         path: the whole path, for cases that `holder` does not decide.
         cycle_length: number of references of the path that form its cycle.
     """
+    remedy = _remedy_for(kind, cut, holder, path, cycle_length)
+    if remedy is not Remedy.GENERATOR:
+        return remedy
+    is_reached = kind.is_reached and cut is not None
+    # a task that is older than the calls may have a generator of each call
+    new = itertools.dropwhile(lambda edge: edge is not cut, path) if is_reached else path
+    return Remedy.TASK if any(edge.kind is EdgeKind.COROUTINE for edge in new) else remedy
+
+
+def _remedy_for(
+    kind: LeakKind, cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge], cycle_length: int
+) -> Remedy:
     if kind.is_reached:
         return _for_retained(cut, holder, path) or Remedy.ANY
     cycle = path[:cycle_length] if cut is not None else path
@@ -89,8 +107,10 @@ def _of_target(remedy: Remedy, cut: Edge | None, cycle: Sequence[Edge]) -> Remed
         if VertexKind.METHOD in targets:
             return Remedy.BOUND_METHOD
         return remedy if VertexKind.TENSOR in targets else Remedy.CTX_OBJECT
+    if remedy is Remedy.CLOSURE_CELL_IN_CYCLE and cut is not None and _is_cell_of_object(cut):
+        return Remedy.CLOSURE_OF_OBJECT
     if cut is None or not remedy.row.is_of_reference_in_cycle:
-        return _or_of_self(remedy, () if cut is None else [cut]) or remedy
+        return remedy
     at = next((at for at, edge in enumerate(cycle) if edge is cut), 0)
     after = [*cycle[at:], *cycle[:at]]
     targets = _targets(after)
@@ -113,12 +133,28 @@ def _targets(edges: Iterable[Edge]) -> list[VertexKind]:
     return kinds
 
 
-def _or_of_self(remedy: Remedy | None, edges: Iterable[Edge]) -> Remedy | None:
-    """Return a remedy, or another one for a function that closes over `self`: a method needs that name."""
-    if remedy not in (Remedy.CLOSURE_CELL, Remedy.CLOSURE_CELL_IN_CYCLE):
-        return remedy
-    cell = next((edge for edge in edges if edge.kind is EdgeKind.CLOSURE_CELL), None)
-    return Remedy.CLOSURE_OF_SELF if cell is not None and cell.name == _SELF else remedy
+def _is_cell_of_object(edge: Edge) -> bool:
+    """Return True if a function of the program closes over an object that can be referred to weakly.
+
+    The function needs its variable, and the signature of a hook is fixed. So it cannot be deleted, or be an argument.
+    """
+    is_object = edge.target is not None and edge.target.kind is VertexKind.OBJECT
+    return edge.kind is EdgeKind.CLOSURE_CELL and is_object and not is_torchs_file(edge)
+
+
+def name_of_object(cut: Edge | None, holder: Iterable[Edge]) -> str | None:
+    """Return the variable by which a function closes over the object that it keeps."""
+    edges = [*([] if cut is None else [cut]), *holder]
+    return next((edge.name for edge in edges if _is_cell_of_object(edge)), None)
+
+
+def _of_finalizer(path: Sequence[Edge]) -> Remedy:
+    """Return the remedy for a finalizer: was it given the tensor, or an object that leads to it?"""
+    of_record = (edge.owner is not None and edge.owner.name == _FINALIZER_RECORD for edge in path)
+    at = next((at for at, found in enumerate(of_record) if found), len(path))
+    kinds = [VertexKind.OBJECT if edge.target is None else edge.target.kind for edge in path[at:]]
+    given = next((kind for kind in kinds if kind not in _HANDLES), None)
+    return Remedy.FINALIZER_OF_OBJECT if given is VertexKind.OBJECT else Remedy.FINALIZER
 
 
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
@@ -150,7 +186,10 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return _behind_attribute(cut, path) or remedy
     if remedy is not None and remedy.row.is_of_function and held_by_hook(cut, path):
         return Remedy.MODULE_HOOK
-    remedy = _or_of_self(remedy, holder)
+    if remedy is Remedy.FINALIZER:
+        return _of_finalizer(path)
+    if remedy is Remedy.CLOSURE_CELL and _closes_over_new_object(cut, holder, path):
+        return Remedy.CLOSURE_OF_OBJECT
     is_kept_function = remedy is Remedy.CLOSURE_CELL and cut is not None and _is_entry(cut)
     return Remedy.FUNCTION_PER_CALL if is_kept_function else remedy
 
@@ -173,15 +212,30 @@ def stores_tensor(cut: Edge | None, path: Sequence[Edge]) -> bool:
     return False
 
 
-def repeated_reference(path: Sequence[Edge]) -> Edge | None:
+def repeated_reference(path: Sequence[Edge], *, is_deeper: bool) -> Edge | None:
     """Return a reference by which objects of one kind follow each other on a path.
 
     It is an attribute, as the `.prev` of states, or a variable that a function captures, as of a wrapper's function.
+
+    Args:
+        path: the path.
+        is_deeper: True if each call put the tensors of the calls before farther from the root. Then one reference
+            from an object to another one of its kind is enough, as two calls leave it.
     """
+    links = [edge for edge in path if edge.kind in (EdgeKind.ATTRIBUTE, EdgeKind.CLOSURE_CELL)]
     for edge, following in pairwise(path):
-        if edge.kind in (EdgeKind.ATTRIBUTE, EdgeKind.CLOSURE_CELL) and _alike(edge) == _alike(following):
+        if any(edge is link for link in links) and _alike(edge) == _alike(following):
             return edge
-    return None
+    return next((edge for edge in links if _leads_to_alike(edge)), None) if is_deeper else None
+
+
+def _leads_to_alike(edge: Edge) -> bool:
+    """Return True for a reference to an object of the class, or to a function of the definition, of its owner."""
+    owner, target = edge.owner, edge.target
+    if owner is None or target is None:
+        return False
+    place = owner.kind, owner.name, owner.file, owner.line
+    return place == (target.kind, target.name, target.file, target.line)
 
 
 def is_wrapping(repeated: Edge) -> bool:
@@ -221,6 +275,14 @@ def _is_captured_after(cut: Edge, path: Sequence[Edge]) -> bool:
     captures = (EdgeKind.CLOSURE_CELL, EdgeKind.PARTIAL_ARGUMENT, EdgeKind.BOUND_SELF)
     at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
     return any(edge.kind in captures or _mechanism(edge) is Remedy.GENERATOR for edge in path[at:])
+
+
+def _closes_over_new_object(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> bool:
+    """Return True if the function that keeps the tensor, made by the calls, closes over an object that has it."""
+    cell = next((edge for edge in holder if edge.kind is EdgeKind.CLOSURE_CELL), None)
+    if cut is None or cell is None or not _is_cell_of_object(cell):
+        return False
+    return any(edge is cell for edge in itertools.dropwhile(lambda edge: edge is not cut, path))
 
 
 def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:

@@ -21,8 +21,7 @@ import torch
 from memwatch._torch.autograd import next_sequence_nr
 from memwatch._torch.tensors import use_count_of
 from memwatch.heap.c_held import borrowed_memories
-from memwatch.heap.class_checks import derives
-from memwatch.heap.classes import ids_of, of_classes
+from memwatch.heap.classes import derives, ids_of, of_classes
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.pause import collect
 from memwatch.heap.roots import count_hidden_callbacks_at_exit
@@ -44,7 +43,7 @@ from memwatch.leaks.excuses import Exemptions, unbalanced
 from memwatch.leaks.groups import leaks_of, merge_and_sort
 from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.leak import TensorLeakError
-from memwatch.leaks.ledger import Ledger, Threads
+from memwatch.leaks.ledger import Ledger, Threads, older_tables
 from memwatch.leaks.loops import Loops, is_unseen
 from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads
 from memwatch.leaks.program_growth import ProgramGrowth
@@ -413,7 +412,7 @@ class _Block:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
         # before a collection makes the block's objects old
-        hooks = leaks_of_new_hooks(self._first_hook, self.exempt)
+        hooks = leaks_of_new_hooks(self._first_hook, self.exempt, older_tables)
         graphs = leaks_of_continued_graphs(
             [*self._ledger.older_ends(), *self._ledger.graph_ends()],
             self._ledger.alive(0),

@@ -72,16 +72,32 @@ def edit_of(edge: Edge) -> Hashable:
     return series_of(edge)
 
 
-def edit_rank(step: Step) -> tuple[int, bool, bool]:
+def edit_rank(step: Step) -> tuple[int, bool, bool, bool]:
     """Return how easy a reference of a cycle is to edit; the smallest is the easiest."""
     edge = step.edge
+    # a coroutine of Python's, in which one of the program waits
+    in_library = _is_of_suspended_call(edge) and not _is_programs(edge)
     # of a child's parent and the parent's list of children the first can be made weak; a list cannot
     to_container = edge.target is not None and edge.target.kind is VertexKind.CONTAINER
     # The caller has the argument of a function too, so the object stays alive if the reference is weak.
-    return _rank_of(edge), to_container, not edge.of_argument
+    return _rank_of(edge), in_library, to_container, not edge.of_argument
 
 
-def _rank(step: Step) -> tuple[tuple[int, bool, bool], int]:
+def _is_of_suspended_call(edge: Edge) -> bool:
+    return edge.kind.row.is_call_variable and edge.owner is not None and edge.owner.kind.is_suspended_call
+
+
+def _is_programs(edge: Edge) -> bool:
+    return edge.file is not None and code_owner(edge.file) is CodeOwner.PROGRAM
+
+
+def _is_await(edge: Edge) -> bool:
+    """Return True for the reference from a coroutine of the program to the coroutine or future that it waits for."""
+    is_coroutine = edge.owner is not None and edge.owner.kind is VertexKind.COROUTINE
+    return edge.kind is EdgeKind.TEMPORARY and is_coroutine and _is_programs(edge)
+
+
+def _rank(step: Step) -> tuple[tuple[int, bool, bool, bool], int]:
     rank = edit_rank(step)
     of_every_class = step.edge.kind in (EdgeKind.CLASS_DESCRIPTOR, EdgeKind.CLASS_BASES)
     return rank, 0 if of_every_class or rank[0] > _UNTOLD else step.start
@@ -100,6 +116,8 @@ def _rank_of(edge: Edge) -> int:
         return _rank_of_kind(EdgeKind.SAVED) if is_saved_by_ctx(edge) else _UNTOLD
     if edge.kind is EdgeKind.ATTRIBUTE and _is_torchs(edge):
         return _rank_of_kind(EdgeKind.GLOBAL)
+    if _is_await(edge):
+        return _rank_of_kind(EdgeKind.LOCAL)
     if edge.kind is EdgeKind.VALUE and not _is_text_key(name):
         return _rank_of_kind(EdgeKind.KEY)
     return _rank_of_kind(edge.kind)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from memwatch.heap.class_checks import class_ids, derives, is_a
+from memwatch.heap.classes import class_ids, derives, is_a
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import steps_of

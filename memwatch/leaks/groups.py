@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.heap.names import with_line
 from memwatch.kinds.edges import EdgeKind, VertexKind
-from memwatch.kinds.leaks import LeakKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.added_at import lines_that_add
-from memwatch.leaks.advice import is_wrapping, remedy_for, repeated_reference, repeats, stores_tensor
+from memwatch.leaks.advice import (
+    is_wrapping,
+    name_of_object,
+    remedy_for,
+    repeated_reference,
+    repeats,
+    stores_tensor,
+)
 from memwatch.leaks.cause import cause_of, cause_of_thread
 from memwatch.leaks.cut import container_of, edit_of, holder_of
 from memwatch.leaks.excuses import is_latest
@@ -282,11 +288,13 @@ def leak_of(
     keeps_graph = with_graph or any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
-    remedy, attribute = _of_chain(remedy, shown, group, edges)
+    remedy, name = _of_chain(remedy, shown, group, edges)
     if shown.work is not None:
         remedy = Remedy.THREAD
     elif shown.is_replaced:
         remedy = Remedy.OPTIMIZER_STATE
+    elif remedy is Remedy.CLOSURE_OF_OBJECT:
+        name = name_of_object(cut, holder_edges)
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
     known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
     return Leak(
@@ -306,10 +314,12 @@ def leak_of(
         or advice(
             remedy,
             with_graph=keeps_graph and shown.kind.is_reached and stores_tensor(cut, edges),
-            further=[reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
+            further=[]
+            if remedy.row.ends_every_cycle
+            else [reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
             is_complete=not any(survivor.has_more_cycles for survivor in group),
             shows_part=shown.kind is LeakKind.RETAINED and _mostly_views(group) and _shows_part(group),
-            attribute=attribute,
+            name=name,
         ),
         tensor=largest.tensor,
         held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),
@@ -426,7 +436,7 @@ def _remedy_of_group(
 def _of_chain(
     remedy: Remedy, shown: Survivor, group: list[Survivor], edges: Sequence[Edge]
 ) -> tuple[Remedy, str | None]:
-    """Return the remedy of objects of which each keeps the one before, and the attribute that keeps it.
+    """Return the remedy of objects of which each keeps the one before, and the name of the attribute that keeps it.
 
     A name leads to the newest object, and so to all. The remedy of other leaks stays.
     """
@@ -434,7 +444,7 @@ def _of_chain(
     if shown.kind is not LeakKind.RETAINED or cut is None or cut.kind.row.is_entry:
         return remedy, None
     is_of_value = remedy.row.is_of_attribute or remedy.row.is_of_name
-    repeated = repeated_reference(edges)
+    repeated = repeated_reference(edges, is_deeper=_gets_deeper(group))
     if is_of_value and repeated is not None:
         return (Remedy.WRAPPERS, None) if is_wrapping(repeated) else (Remedy.CHAIN, repeated.name)
     is_of_items = remedy.row.is_of_container or remedy in (Remedy.ITERATOR, Remedy.PARTIAL)

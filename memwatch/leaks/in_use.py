@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.module_tables import module_dicts, optimizer_parts, table_entries
 from memwatch.heap.search import search, spread
 from memwatch.heap.snapshot import Snapshot

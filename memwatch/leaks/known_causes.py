@@ -21,7 +21,7 @@ import torch
 from memwatch._torch.tensors import use_count_of
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.tensors import TypeFilter, quiet
 from memwatch.kinds.edges import EdgeKind

@@ -16,7 +16,7 @@ from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.containers import LISTS
 from memwatch.heap.autograd import plain_gradient
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.names import attributes, instance_dict, plain_text
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import UNREACHED

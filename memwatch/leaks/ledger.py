@@ -11,25 +11,27 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.autograd import sequence_nr_of
 from memwatch._torch.autograd_state import autograd_state, requires_grad
+from memwatch.heap.classes import of_classes
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, calls, recent_objects, stop_calling
-from memwatch.heap.tensors import is_storage, is_tensor, quiet
+from memwatch.heap.tensors import TypeFilter, is_storage, is_tensor, quiet
 from memwatch.leaks.new_storages import (
     NewStorages,
     YoungWatch,
     behind,
     empty_storage,
     storages_behind,
-    tensors_among,
 )
 from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import torch
 
     from memwatch.leaks.new_storages import InPlaceChange, NewStorage
@@ -105,13 +107,13 @@ _BEFORE: Final = -1
 
 
 class _Promotions:
-    """The tensors that gc moved among its oldest objects since the last block.
+    """The tensors and possible tables of hooks that gc moved among its oldest objects since the last block.
 
     Looking at what is moved costs no more than listing the heap does: after as many objects it is given up.
     """
 
     def __init__(self) -> None:
-        self._tensors: list[weakref.ref[Any]] = []
+        self._moved: list[weakref.ref[Any]] = []
         self._collections = -1  # up to which all of them are known
         self._objects_left = 0
 
@@ -121,15 +123,15 @@ class _Promotions:
         Args:
             most_objects: how many objects may be looked at.
         """
-        self._tensors.clear()
+        self._moved.clear()
         self._collections = _collections()
         self._objects_left = most_objects
 
     def take(self) -> list[object] | None:
-        """Return the moved tensors that are alive, or None if some may have been missed; drop the list soon."""
+        """Return the moved objects that are alive, or None if some may have been missed; drop the list soon."""
         if self._collections != _collections() or not HAS_THREE_GENERATIONS:
             return None
-        return [tensor for tensor in (ref() for ref in self._tensors) if tensor is not None]
+        return [obj for obj in (ref() for ref in self._moved) if obj is not None]
 
     @raises_later
     def look(self, phase: str, info: dict[str, int]) -> None:
@@ -139,9 +141,19 @@ class _Promotions:
         if self._collections == _collections():
             moved = gc.get_objects(0) + gc.get_objects(1)
             self._objects_left -= len(moved)
-            tensors = tensors_among(moved)
-            self._tensors += [weakref.ref(obj) for obj in tensors if is_tensor(obj) or is_storage(obj)]
+            found = _noted_among(moved)
+            self._moved += [
+                weakref.ref(obj)
+                for obj in found
+                if is_tensor(obj) or is_storage(obj) or type(obj) is OrderedDict
+            ]
             self._collections += 1  # this one, once it has ended
+
+
+def _noted_among(objects: Sequence[object]) -> list[object]:
+    """Return the tensors, autograd nodes and ordered dictionaries among many objects; drop the list soon."""
+    wants = TypeFilter().wants
+    return of_classes(objects, lambda cls: cls is OrderedDict or wants(cls))
 
 
 def _collections() -> int:
@@ -157,6 +169,8 @@ class _Book:
         storages: those from before the block, or made in one.
         empty: those of 0 bytes, which may get memory in a block.
         tensors: the tensors that an op may change in place while autograd records it, by `id`. Parameters are left out.
+        tables: the ordered dictionaries, some of which are tables of hooks, by `id`. Dead ones are dropped from time
+            to time.
         heap_objects: number of gc's objects when the heap was listed.
         is_complete: True unless gc hides objects from before the block, as after `gc.freeze`.
         blocks: number of open blocks.
@@ -166,6 +180,8 @@ class _Book:
         self.storages = NewStorages()
         self.empty: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.tensors: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.tables: dict[int, weakref.ref[OrderedDict[Any, Any]]] = {}
+        self.most_tables = 0  # beyond this number, the dead ones are dropped
         self.promoted = _Promotions()
         self.heap_objects = 0
         self.is_complete = False
@@ -225,7 +241,10 @@ def _list_what_was_made() -> None:
         _BOOK.heap_objects = len(fresh)
     else:
         fresh = recent_objects()
-    made = [*tensors_among(fresh), *(promoted or ())]
+    noted = [*_noted_among(fresh), *(promoted or ())]
+    _note_tables(each for each in noted if type(each) is OrderedDict)
+    made = [each for each in noted if type(each) is not OrderedDict]
+    del noted
     _BOOK.tensors = {key: ref for key, ref in _BOOK.tensors.items() if ref() is not None}
     with quiet():
         changeable = (each for each in made if is_tensor(each) and not _is_parameter(each))
@@ -234,6 +253,23 @@ def _list_what_was_made() -> None:
         if not _BOOK.storages.has(storage) and _BOOK.storages.add(storage, _BEFORE) is None:
             _BOOK.empty[id(storage)] = weakref.ref(storage)
     _BOOK.promoted.restart(_BOOK.heap_objects)
+
+
+def _note_tables(tables: Iterable[OrderedDict[Any, Any]]) -> None:
+    """Note ordered dictionaries.
+
+    A module has 11 tables of hooks, so a model has many more tables than tensors. The dead ones are dropped once they
+    may be half of all, or else this would take most of the time of a block.
+    """
+    _BOOK.tables.update((id(table), weakref.ref(table)) for table in tables)
+    if len(_BOOK.tables) > _BOOK.most_tables:
+        _BOOK.tables = {key: ref for key, ref in _BOOK.tables.items() if ref() is not None}
+        _BOOK.most_tables = 2 * len(_BOOK.tables)
+
+
+def older_tables() -> list[OrderedDict[Any, Any]]:
+    """Return the ordered dictionaries from before the block that was opened last; drop the list soon."""
+    return [table for ref in list(_BOOK.tables.values()) if (table := ref()) is not None]
 
 
 def _is_parameter(tensor: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.heap.class_checks import class_ids, is_a
+from memwatch.heap.classes import class_ids, is_a
 from memwatch.heap.frames import is_import
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search

@@ -41,8 +41,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id, next_sequence_nr
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modules import MODULE_CALL_CODE
-from memwatch.heap.class_checks import is_a
-from memwatch.heap.classes import identities, without_identities
+from memwatch.heap.classes import identities, is_a, without_identities
 from memwatch.heap.frames import FrameMark
 from memwatch.heap.paths import Step
 from memwatch.heap.pause import objects_since
@@ -922,7 +921,6 @@ class ProgramGrowth:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
-            rounds.seldom = [] if leaks else _seldom(keeping, measured)
             unseen = {each.storage.run for each in look.unreachable if not each.looped}
             rounds.has_unseen = not any(unseen.isdisjoint(period) for period in periods_of(measured))
             placed = [each for each in placed if _keeps_graph(each, with_graph)]
@@ -930,6 +928,7 @@ class ProgramGrowth:
             if filling and filling[0].every == 1:  # the graphs take most of the memory
                 nbytes = filling[0].nbytes + NODE_BYTES * _nodes_of_each(rounds)
                 filling[0] = replace(filling[0], nbytes=nbytes)
+            rounds.seldom = [] if leaks else _seldom(keeping, measured, is_beside_named=bool(filling))
             rounds.kept += filling
         rounds.kept += self._larger_tensors(rounds)
         leaks = self._with_growing_graphs(rounds, leaks)
@@ -1022,17 +1021,43 @@ def _are_spread(rounds: Collection[int], measured: range) -> bool:
     return ordered[0] - measured[0] <= distance and measured[-1] - ordered[-1] <= distance
 
 
-def _seldom(survivors: Sequence[Survivor], measured: range) -> list[tuple[Leak, int]]:
-    """Return the holders that keep graphs of a few rounds, early ones included, each with their number."""
+def _seldom(
+    survivors: Sequence[Survivor], measured: range, *, is_beside_named: bool
+) -> list[tuple[Leak, int]]:
+    """Return the holders that keep graphs of a few rounds, early ones included, each with their number.
+
+    Args:
+        survivors: the survivors with a graph.
+        measured: the measured rounds.
+        is_beside_named: True if another holder, which is named, got a graph in each round. Then graphs that other
+            tensors keep too do not count.
+    """
     groups: dict[object, list[Survivor]] = {}
     for each in survivors:
         groups.setdefault((each.kind, each.key, each.storage.device), []).append(each)
     found = []
-    for group in groups.values():
+    for all_of_group in groups.values():
+        group = all_of_group
+        if is_beside_named and _are_spread({each.storage.run for each in group}, measured):
+            beside = _storages_beside_group(group)
+            group = [each for each in group if id(each.storage.ref()) not in beside]
         rounds = {each.storage.run for each in group}
         if _are_spread(rounds, measured):
             found += [(leak, len(rounds)) for leak in leaks_of(group, [0], per_call=False)]
     return found
+
+
+def _storages_beside_group(group: Sequence[Survivor]) -> set[int]:
+    """Return the ids of the storages that tensors keep, themselves or in their graphs, other than a holder's own.
+
+    `torch.stack(random.sample(buffer, 8))` has the graphs of several rounds. The buffer's tensors keep them, whatever
+    becomes of the variable that has the new tensor.
+    """
+    own = {id(each.storage.ref()) for each in group if not each.through_graph}
+    with quiet():
+        tensors: list[Any] = [obj for obj in tensors_among(gc.get_objects()) if is_tensor(obj)]
+        others = [tensor for tensor in tensors if id(storage_of(tensor)) not in own]
+    return set(map(id, storages_behind(others)))
 
 
 _FEWEST_BESIDE: Final = 2

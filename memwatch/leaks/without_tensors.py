@@ -22,8 +22,7 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import quiet, storage_of
 from memwatch.kinds.edges import EdgeKind
-from memwatch.kinds.leaks import LeakKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.cause import cause_of, series_of
 from memwatch.leaks.diagnose import diagnose, nodes_of_graphs
 from memwatch.leaks.excuses import Exemptions, exempt_edges
@@ -35,7 +34,7 @@ from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import advice, hook_holder_phrase, hook_phrase, path_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from types import CodeType
 
     import numpy as np
@@ -124,7 +123,9 @@ def _function_of_hooks(table: Any, first: int) -> CodeType | None:
     return codes[0] if len(places) == 1 else None
 
 
-def leaks_of_new_hooks(first: int, exempt: Exemptions) -> list[Leak]:
+def leaks_of_new_hooks(
+    first: int, exempt: Exemptions, older: Callable[[], list[OrderedDict[Any, Any]]]
+) -> list[Leak]:
     """Return the tables from before a block that got one more hook of a function in it, and still have it.
 
     A hook may be set up once, and so may several at once. Beside an older hook of the same function it is one more.
@@ -132,10 +133,12 @@ def leaks_of_new_hooks(first: int, exempt: Exemptions) -> list[Leak]:
     Args:
         first: the number of the block's first hook.
         exempt: references that do not count, such as those of the names that the block bound.
+        older: returns the ordered dictionaries from before the block. Every new module may register hooks in itself,
+            as those of gpytorch do, so this is called often, and must not list the heap.
     """
     if next_hook_number() == first:
         return []
-    found = [(table, count) for table in _tables() if (count := _one_more(table, first))]
+    found = [(table, count) for table in older() if (count := _one_more(table, first))]
     if not found:
         return []
     leaks = []
@@ -157,6 +160,8 @@ def _tables() -> list[Any]:
 
 def _one_more(table: Any, first: int) -> int:
     """Return how many hooks with this number or a later one have an older hook of their function beside them."""
+    if not table or max(_numbers(table), default=-1) < first:  # nearly all tables, and most of them are empty
+        return 0
     older: Counter[int] = Counter()
     fresh: Counter[int] = Counter()
     for number, hook in list(OrderedDict.items(table)):

@@ -23,7 +23,7 @@ from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch._torch.tensors import TENSOR_DICT, device_of
 from memwatch.errors import linked_errors
 from memwatch.heap.autograd import gradient_of
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.module_tables import module_dict, optimizer_parts, table_entries

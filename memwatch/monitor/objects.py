@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.arrays import base_of_array, items_of_array, subclasses_of
-from memwatch.containers import GROWING
+from memwatch.containers import GROWING, base_of_array, items_of_array, subclasses_of
 from memwatch.monitor.layouts import BUFFERS, buffer_of_text, bytes_of_buffer, memory_of_mmap
 from memwatch.monitor.mappings import union_of
 from memwatch.signal_handlers import pass_on

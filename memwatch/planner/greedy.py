@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.errors import OrderError
+from memwatch.planner.graph import OrderError
 from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.portfolio import OrderResult
 from memwatch.planner.order.problem import live_at_start, order_problem
@@ -25,11 +25,10 @@ from memwatch.planner.recompute.search import PricedSchedule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from memwatch.planner.clock import Clock
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
     from memwatch.planner.order.problem import Problem
     from memwatch.planner.recompute.model import Model
+    from memwatch.planner.request import Clock
 
 NOTE: Final = (
     "memwatch's compiled planner could not be used, so the simple planner in Python made this plan: "

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.errors import OrderError
-from memwatch.planner.graph import EFFECT_CHAINS, Effect, Graph, Name, SizeFn
+from memwatch.planner.graph import EFFECT_CHAINS, Effect, Graph, Name, OrderError, SizeFn
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import IntArray
 
 
 class StepKind(IntEnum):

@@ -1,4 +1,4 @@
-"""A plan: a schedule of a program, with its peak and its cost. Its text and its file."""
+"""A plan: a schedule of a program, with its peak and its cost. Its text, its file, and the error if none was found."""
 
 from __future__ import annotations
 
@@ -13,16 +13,55 @@ import numpy as np
 from memwatch.errors import MemwatchError
 from memwatch.output_files import write_whole
 from memwatch.plan_training import Turns, turns_of
-from memwatch.planner.peak import Schedule
+from memwatch.planner.peak import Schedule, StepKind
 from memwatch.sizes import format_bytes
 from memwatch.text import JsonError, ShownAsText, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from contextlib import AbstractContextManager
     from os import PathLike
 
     from memwatch.planner.graph import Graph, Name
+
+
+class BudgetError(MemwatchError):
+    """No plan that fits the budget was found.
+
+    Attributes:
+        best: the plan with the lowest peak that was found. From `fit`, the measurement of the way with the lowest
+            peak; None if no way could run.
+        bound_bytes: peak increase that no plan can go below (bytes). From `fit`, the live bytes before the step.
+        reason: why no plan fits.
+        options: the options that would allow a lower peak. The message advises to use them.
+    """
+
+    def __init__(
+        self, reason: str, best: object, bound_bytes: int, options: tuple[str, ...] = (), advice: str = ""
+    ) -> None:
+        super().__init__("; ".join(part for part in (reason, advice or _advice(options)) if part))
+        self.reason = reason
+        self.best = best
+        self.bound_bytes = bound_bytes
+        self.options = options
+        self._given_advice = advice
+
+    def for_options(self, existing: Collection[str]) -> BudgetError:
+        """Return a new error that advises only options that the caller has."""
+        options = tuple(each for each in self.options if each in existing)
+        return BudgetError(self.reason, self.best, self.bound_bytes, options, self._given_advice)
+
+    def because(self, reason: str) -> BudgetError:
+        """Return a new error with one more reason; this error if the reason is empty."""
+        if not reason:
+            return self
+        return BudgetError(
+            f"{self.reason}; {reason}", self.best, self.bound_bytes, self.options, self._given_advice
+        )
+
+
+def _advice(options: tuple[str, ...]) -> str:
+    return f"allow {' or '.join(options)}" if options else ""
 
 
 _SHOWN_MOVES = 12  # sentences in the text of a plan; a guess
@@ -231,3 +270,54 @@ def _read(path: str | PathLike[str]) -> dict[str, Any]:
             "plan again"
         )
     return content
+
+
+def describe_moves(graph: Graph, schedule: Schedule) -> list[str]:
+    """Return one line per difference between a schedule and the program, in the order of the steps."""
+    steps = list(schedule)
+    copies = schedule.copies().tolist()
+    following = _next_first_runs(graph, schedule)
+    total = graph.total_cost
+    # a share, because only the maker of a graph knows the unit of its costs
+    shares = 100 * graph.op_cost / total if total else None
+    lines = []
+    for position, (kind, target) in enumerate(steps):
+        before = following[position]
+        where = f"before {before}" if before else "at the end"
+        if kind == StepKind.COMPUTE and copies[position]:
+            cost = "" if shares is None else f" ({shares[target]:.1f} % of the program's work)"
+            lines.append(f"recompute {graph.op_names[target]}{cost} {where}")
+        elif kind != StepKind.COMPUTE:
+            size = format_bytes(int(graph.buffer_nbytes[target]))
+            verb = "offload" if kind == StepKind.OFFLOAD else "reload"
+            lines.append(f"{verb} {graph.buffer_names[target]} ({size}) {where}")
+    first_runs = schedule.ops[schedule.copies()[schedule.kind == StepKind.COMPUTE] == 0]
+    # the fewest ops that have to change place are those outside the longest run that kept its order
+    displaced = len(first_runs) - _longest_increasing(first_runs.tolist())
+    if displaced:
+        lines.insert(0, f"run {displaced} of {graph.num_ops} ops at another place")
+    return lines
+
+
+def _next_first_runs(graph: Graph, schedule: Schedule) -> list[object]:
+    """Return for every step the name of the next op that runs for the first time, None at the end."""
+    following: list[object] = []
+    name: object = None
+    copies = schedule.copies()
+    for position in range(len(schedule) - 1, -1, -1):
+        following.append(name)
+        if schedule.kind[position] == StepKind.COMPUTE and copies[position] == 0:
+            name = graph.op_names[schedule.index[position]]
+    return following[::-1]
+
+
+def _longest_increasing(numbers: list[int]) -> int:
+    """Return the length of the longest increasing subsequence, by patience sorting."""
+    # tails[k] is the smallest number that an increasing subsequence of length k + 1 can end with
+    tails = np.full(len(numbers) + 1, np.iinfo(np.int64).max)
+    length = 0
+    for number in numbers:
+        place = int(np.searchsorted(tails[:length], number))
+        tails[place] = number
+        length = max(length, place + 1)
+    return length

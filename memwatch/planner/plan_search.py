@@ -14,15 +14,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from memwatch.planner.clock import Clock
-from memwatch.planner.errors import BudgetError
 from memwatch.planner.graph import fingerprint
 from memwatch.planner.greedy import NOTE, GreedySearch, greedy_order, priced_order
 from memwatch.planner.native.library import is_there, prepare
 from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.order.portfolio import OrderResult, custom_order, find_order
 from memwatch.planner.peak import at_peak, program_peak, simulate
-from memwatch.planner.plan import Plan
+from memwatch.planner.plan import BudgetError, Plan, describe_moves
 from memwatch.planner.recompute.model import (
     movable_buffers,
     move_costs,
@@ -32,14 +30,13 @@ from memwatch.planner.recompute.model import (
 )
 from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms
 from memwatch.planner.recompute.seeds import even_seeds, seeds
-from memwatch.planner.request import OrderChoice, PlanRequest, describe_moves, op_text, parse_budget
+from memwatch.planner.request import Clock, OrderChoice, PlanRequest, op_text, parse_budget
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph, Name
+    from memwatch.planner.graph import Graph, IntArray, Name
 
 _LARGEST_QUICK = (
     5_000  # ops; the bounds and checks of larger programs get 20 % of the time instead of 10 %; a guess

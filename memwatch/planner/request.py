@@ -1,25 +1,26 @@
-"""The arguments of `plan_graph`: the budget and the options. Also the sentences that describe a finished plan."""
+"""The arguments of `plan_graph`: the options, the budget, and the time limit of the search.
+
+The search of a small program ends long before the limit, so the seed alone decides its plan. The limit counts the CPU
+time of this process. On a shared machine, the process often waits for the CPU. If the limit counted the time on the
+wall, a search would find a worse plan there than on an idle machine.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import numpy as np
-
 from memwatch.errors import OptionError
-from memwatch.planner.errors import OrderError
-from memwatch.planner.peak import StepKind
-from memwatch.sizes import SizeError, format_bytes, parse_bytes
+from memwatch.planner.graph import OrderError
+from memwatch.sizes import SizeError, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memwatch.planner.graph import Graph, Name
-    from memwatch.planner.peak import Schedule
-
 
 OrderChoice: TypeAlias = "str | Callable[[Graph], Sequence[int]]"
 
@@ -73,59 +74,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def describe_moves(graph: Graph, schedule: Schedule) -> list[str]:
-    """Return one line per difference between a schedule and the program, in the order of the steps."""
-    steps = list(schedule)
-    copies = schedule.copies().tolist()
-    following = _next_first_runs(graph, schedule)
-    total = graph.total_cost
-    # a share, because only the maker of a graph knows the unit of its costs
-    shares = 100 * graph.op_cost / total if total else None
-    lines = []
-    for position, (kind, target) in enumerate(steps):
-        before = following[position]
-        where = f"before {before}" if before else "at the end"
-        if kind == StepKind.COMPUTE and copies[position]:
-            cost = "" if shares is None else f" ({shares[target]:.1f} % of the program's work)"
-            lines.append(f"recompute {graph.op_names[target]}{cost} {where}")
-        elif kind != StepKind.COMPUTE:
-            size = format_bytes(int(graph.buffer_nbytes[target]))
-            verb = "offload" if kind == StepKind.OFFLOAD else "reload"
-            lines.append(f"{verb} {graph.buffer_names[target]} ({size}) {where}")
-    first_runs = schedule.ops[schedule.copies()[schedule.kind == StepKind.COMPUTE] == 0]
-    # the fewest ops that have to change place are those outside the longest run that kept its order
-    displaced = len(first_runs) - _longest_increasing(first_runs.tolist())
-    if displaced:
-        lines.insert(0, f"run {displaced} of {graph.num_ops} ops at another place")
-    return lines
-
-
-def _next_first_runs(graph: Graph, schedule: Schedule) -> list[object]:
-    """Return for every step the name of the next op that runs for the first time, None at the end."""
-    following: list[object] = []
-    name: object = None
-    copies = schedule.copies()
-    for position in range(len(schedule) - 1, -1, -1):
-        following.append(name)
-        if schedule.kind[position] == StepKind.COMPUTE and copies[position] == 0:
-            name = graph.op_names[schedule.index[position]]
-    return following[::-1]
-
-
-def _longest_increasing(numbers: list[int]) -> int:
-    """Return the length of the longest increasing subsequence, by patience sorting."""
-    # tails[k] is the smallest number that an increasing subsequence of length k + 1 can end with
-    tails = np.full(len(numbers) + 1, np.iinfo(np.int64).max)
-    length = 0
-    for number in numbers:
-        place = int(np.searchsorted(tails[:length], number))
-        tails[place] = number
-        length = max(length, place + 1)
-    return length
-
-
 _DECIMAL: Final = re.compile(r"0?\.\d+")
-"""A number below one without a unit."""
+"""The text of a number below one without a unit."""
 
 
 def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
@@ -168,3 +118,63 @@ def _less_than_a_byte(budget: float | str, share_ratio: float) -> SizeError:
     return SizeError(
         f"{budget!r} is less than a byte; write {percentage!r} for that share of the program's own"
     )
+
+
+_PATIENCE: Final = 3.0
+"""Time on the wall after which a search ends in any case, as a multiple of its limit. A guess."""
+
+
+def working_time(
+    wall_s: Callable[[], float] = time.monotonic, cpu_s: Callable[[], float] = time.process_time
+) -> Callable[[], float]:
+    """Return a function that returns the working time of the process since now (seconds).
+
+    Working time is CPU time, but never more than the time on the wall. With many threads CPU time runs faster.
+
+    Args:
+        wall_s: the time on the wall (seconds).
+        cpu_s: CPU time of the process (seconds).
+    """
+    start_wall_s, start_cpu_s = wall_s(), cpu_s()
+
+    def now_s() -> float:
+        passed_s = wall_s() - start_wall_s
+        return max(min(cpu_s() - start_cpu_s, passed_s), passed_s / _PATIENCE)
+
+    return now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A deadline, and the function that returns the time. All searches of one call of the planner share it.
+
+    Attributes:
+        deadline_s: time at which the search has to end (seconds, on the scale of `now_s`).
+        now_s: returns the present time (seconds).
+    """
+
+    deadline_s: float
+    now_s: Callable[[], float]
+
+    @classmethod
+    def of(cls, limit_s: float, now_s: Callable[[], float] | None = None) -> Clock:
+        """Return a clock that is over after `limit_s` seconds of work.
+
+        Args:
+            limit_s: the limit (seconds).
+            now_s: returns the time (seconds). Tests pass their own function, so that no test waits.
+        """
+        now_s = now_s or working_time()
+        return cls(now_s() + limit_s, now_s)
+
+    def is_over(self) -> bool:
+        """Return True after the deadline."""
+        return self.now_s() >= self.deadline_s
+
+    def left_s(self) -> float:
+        """Return the seconds up to the deadline; 0 after it."""
+        return max(0.0, self.deadline_s - self.now_s())
+
+    def share(self, ratio: float) -> Clock:
+        """Return a clock for one part of the search, with this share of the time that is left."""
+        return Clock(self.now_s() + ratio * self.left_s(), self.now_s)

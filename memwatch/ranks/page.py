@@ -13,7 +13,7 @@ import pandas as pd
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.ranks.figures import category_spreads, headline, totals
 from memwatch.ranks.summary import told_what
-from memwatch.report.page.model import files_of, findings_model
+from memwatch.report.page.model import code_reader, files_of, findings_model
 from memwatch.report.page.privacy import PathHider, file_of
 from memwatch.report.page.write import refuse_existing, render, write_whole
 from memwatch.text import visible
@@ -69,7 +69,7 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
         "differing": len(ranks.differences) if ranks.are_ranks else 0,
         "chart": _chart(ranks),
         "worst_page": "",
-        "worst_findings": worst and findings_model(worst, hide, source=source),
+        "worst_findings": worst and findings_model(worst, hide, code=code_reader(worst, source=source)),
     }
 
 

@@ -37,7 +37,7 @@ from memwatch.signal_handlers import pass_on, raised_by_handler
 
 if TYPE_CHECKING:
     from memwatch.record.backend import OpRecorder
-    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.interception import OpKind
     from memwatch.record.tables.rows import OpCounter, Strings
     from memwatch.record.tables.storages import Storages
 

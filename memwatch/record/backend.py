@@ -11,7 +11,7 @@ composition: the session wraps each part in an object that is the same for both.
 | `OpRecorder` | `tables.operands.Operands`, which looks into tensors of parts |
 | `saved_tensors.Packer` (packs saved tensors) | `saved_tensors.SavedTensorHooks`, which pushes and pops the hooks |
 | `AllocatorEvents` | `allocator.AllocatorChannel`, which gives way to the program's own profiler |
-| `Kernels`, or a `__torch_dispatch__` | `interception.key.KeyInterceptor`, `interception.mode.ModeInterceptor` |
+| `Kernels`, or a `__torch_dispatch__` | `interception.KeyInterceptor`, `interception.ModeInterceptor` |
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from memwatch.capture.columns import IntArray
     from memwatch.record.clock import Clock
-    from memwatch.record.interception.kinds import Interceptor, OpKind
+    from memwatch.record.interception import Interceptor, OpKind
     from memwatch.record.saved_tensors import Packer
     from memwatch.record.tables.rows import OpCounter, Stacks, Strings, Table
     from memwatch.record.tables.storages import Storages

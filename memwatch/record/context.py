@@ -23,15 +23,14 @@ from memwatch._torch.modules import BUFFERS, PARAMETERS, module_call, set_module
 from memwatch.capture.schema import NONE
 from memwatch.containers import LISTS
 from memwatch.errors import MemwatchError
-from memwatch.heap.class_checks import class_ids, derives, is_a
-from memwatch.heap.classes import Classes
+from memwatch.heap.classes import Classes, class_ids, derives, is_a
 from memwatch.heap.module_tables import is_whole, module_dict, table_entries
 from memwatch.heap.names import class_name, instance_dict
 from memwatch.heap.tensors import type_dict
 from memwatch.patches import Patches
 from memwatch.record.clock import ticks
+from memwatch.record.compilers import is_tracing
 from memwatch.record.harmless import Harmless, weak_callback
-from memwatch.record.interception.compilers import is_tracing
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.role_changes import Gradients, RoleEnds
 from memwatch.record.roles import INPUT, REFERENCES_OF_OTHERS, STEPPED, Owners, Roles

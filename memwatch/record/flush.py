@@ -1,17 +1,23 @@
 """Take the rows of all tables and write them, and decide when to do so.
 
 A flush has a fixed price, however few rows it writes. So it waits for a number of ops or a time since the last flush.
+A thread of its own flushes when the program's threads run no ops.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch.own_code import OwnThread
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.harmless import uninterrupted
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import NEVER
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,9 +26,9 @@ if TYPE_CHECKING:
     from memwatch.record.allocator import AllocatorChannel
     from memwatch.record.arguments import ArgumentRecorder
     from memwatch.record.backend import OpRecorder
+    from memwatch.record.compilers import CompiledCalls
     from memwatch.record.context import Context
     from memwatch.record.holders.sampler import HolderSampler
-    from memwatch.record.interception.compilers import CompiledCalls
     from memwatch.record.process import ProcessSampler
     from memwatch.record.saved_tensors import Packer
     from memwatch.record.tables.rows import OpCounter, Table
@@ -243,3 +249,40 @@ class FlushPace:
             self._flushed = op
             self._flush()
         self._schedule(RETRY_OPS if due and not ended else FLUSH_OPS)
+
+
+_END_WITHIN_S: Final = 1.0
+"""Seconds that the end of a block waits for a running write. The disk may not answer. A guess."""
+
+
+class Timer:
+    """Calls a function repeatedly in a thread of its own. Errors of the function are dropped."""
+
+    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+        self._act = [act]
+        self._done: Final = threading.Event()
+        # a stopped thread may run on for a while, and it must not keep the objects of `act` alive
+        target = functools.partial(_repeat, self._done, seconds, self._act)
+        self._to_start = [OwnThread(target=target, name="memwatch-flush", daemon=True)]
+        self._started: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the thread, unless it was started or stopped before. Any thread may call this."""
+        with suppress(IndexError):
+            thread = self._to_start.pop()
+            thread.start()
+            self._started.append(thread)
+
+    def stop(self) -> None:
+        """Stop for good, and release the function. Wait for the thread for a short time."""
+        self._to_start.clear()
+        self._act.clear()
+        self._done.set()
+        for thread in self._started:
+            thread.join(_END_WITHIN_S)
+
+
+def _repeat(done: threading.Event, seconds: float, to_call: list[Callable[[], None]]) -> None:
+    while not done.wait(seconds):
+        with contextlib.suppress(Exception):
+            to_call[0]()  # no variable holds the function, so that this frame does not keep it alive

@@ -14,7 +14,7 @@ from torch import nn
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.schema import NONE, PLACES_OF_MODULES
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.frames import read_locals
 from memwatch.heap.module_tables import module_dict, table_entries
 from memwatch.heap.names import class_name

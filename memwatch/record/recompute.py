@@ -39,8 +39,8 @@ from memwatch._torch.checkpoint import (
 from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.patches import Patches
+from memwatch.record.compilers import is_tracing
 from memwatch.record.harmless import Harmless
-from memwatch.record.interception.compilers import is_tracing
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE

@@ -27,7 +27,7 @@ from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.modes import disable_torch_function
 from memwatch._torch.modules import BUFFERS, FUNCTIONAL_CALL_CODE, PARAMETERS
 from memwatch.capture.schema import NONE
-from memwatch.heap.class_checks import class_ids
+from memwatch.heap.classes import class_ids
 from memwatch.heap.module_tables import module_dicts
 from memwatch.heap.roots import running
 from memwatch.record.clock import ticks

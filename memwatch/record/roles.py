@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from memwatch._torch.modes import disable_torch_function
 from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
-from memwatch.heap.class_checks import is_a
+from memwatch.heap.classes import is_a
 from memwatch.heap.module_tables import is_whole, module_dict, optimizer_parts, table_entries
 from memwatch.heap.names import class_name
 from memwatch.heap.variable_search import names_in_one_call, names_of_tensors

@@ -29,20 +29,19 @@ from memwatch.encoding import ReplayInputs
 from memwatch.errors import MemwatchError
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.record import context, native, python
-from memwatch.record.allocator import AllocatorChannel, WaitingEvents
+from memwatch.record.allocator import AllocatorChannel, StartedThreads, WaitingEvents
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.flush import FLUSH_S, FlushPace, TakenRows, tables_in_order
+from memwatch.record.compilers import CompiledCalls, JitTracing
+from memwatch.record.flush import FLUSH_S, FlushPace, TakenRows, Timer, tables_in_order
 from memwatch.record.holders.sampler import HolderSampler
-from memwatch.record.interception.compilers import CompiledCalls, JitTracing
 from memwatch.record.options import Choice
 from memwatch.record.process import AcceleratorMemory, ProcessSampler
 from memwatch.record.saved_tensors import SavedTensorHooks
 from memwatch.record.steps import Sleeper, Steps, entry_bytes
 from memwatch.record.tables.rows import Stacks, Strings, new_op_counter
 from memwatch.record.tables.storages import PatchedResize
-from memwatch.record.threads import StartedThreads, Timer
 from memwatch.record.torch_records import TorchRecords
 from memwatch.signal_handlers import suppress
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from memwatch.capture.columns import Note
     from memwatch.record.context import Context
-    from memwatch.record.interception.kinds import Handler, Interceptor
+    from memwatch.record.interception import Handler, Interceptor
     from memwatch.record.saved_tensors import SavedTensorHooks
     from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.storages import Storages

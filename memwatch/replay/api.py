@@ -18,9 +18,9 @@ from memwatch.capture import Capture
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
 from memwatch.planner.graph import fingerprint
-from memwatch.planner.plan import Plan
+from memwatch.planner.plan import Plan, describe_moves
 from memwatch.planner.plan_search import plan_graph
-from memwatch.planner.request import describe_moves, op_text
+from memwatch.planner.request import op_text
 from memwatch.progress import working
 from memwatch.reading import Reading, load
 from memwatch.replay.checkpoints.apply import AppliedPlan, apply_step

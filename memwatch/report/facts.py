@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from memwatch.analysis.texts import TEXT
+from memwatch.analysis.tables import TEXT
 from memwatch.capture.columns import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
 from memwatch.kinds.roles import CATEGORY_OF, KEPT_ON_PURPOSE

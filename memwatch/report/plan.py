@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 
-from memwatch.analysis.texts import TEXT
+from memwatch.analysis.tables import TEXT
 from memwatch.errors import MemwatchError
 from memwatch.planner.peak import StepKind, program_peak, simulate
 from memwatch.sizes import format_bytes

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from memwatch.planner.clock import Clock
-from memwatch.planner.errors import BudgetError
 from memwatch.planner.peak import StepKind
-from memwatch.planner.plan import Plan
+from memwatch.planner.plan import BudgetError, Plan
 from memwatch.planner.plan_search import plan_graph
+from memwatch.planner.request import Clock
 from memwatch.report.console import bar, clip, head, line_width, name, to_text
 from memwatch.report.plan import (
     Places,

@@ -7,8 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.device_names import CPU, is_host
-from memwatch.kinds.leaks import LeakKind, RoundPlace
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy, RoundPlace
 from memwatch.sizes import format_bytes
 from memwatch.words.edges import edge_line, edge_phrase, reference_phrase
 from memwatch.words.places import place
@@ -139,7 +138,8 @@ VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
     "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} passes (a loop "
     "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} steps "
-    "or {passes} passes, or call memwatch.find_leaks(step)"
+    "or {passes} passes, or call memwatch.find_leaks(step). For a loop that awaits tasks, decorate the `async` "
+    "function of one task with `watch = memwatch.LeakWatch(every=10)`, and print `watch.report()` at the end"
 )
 STEPS_NOT_SEARCHED: Final = (
     "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
@@ -166,10 +166,6 @@ NOT_JUDGED_AFTER_EXIT: Final = "the program ended with exit code {code}, so memw
 EACH: Final = "each {round}"
 ONE_IN: Final = "not every {round} but about one in {every}"
 KEPT_BY_ROUND: Final = (
-    "memory grew: {rounds} added to {held}. It is a leak unless the program needs these tensors later. If it does "
-    "not, delete them in the loop"
-)
-KEPT_BY_CACHE: Final = (
     "memory grew: {rounds} added to {held}. It is a leak unless the program needs these tensors later"
 )
 PLACES_FILLED_BY_ROUND: Final = (
@@ -398,7 +394,6 @@ def kept_line(
     *,
     grows: bool,
     has_graphs: bool,
-    is_cache: bool = False,
 ) -> str:
     """Return which holders got tensors, or have a tensor that became larger, in the rounds of a loop or of steps.
 
@@ -408,13 +403,11 @@ def kept_line(
         rows: the holders, with the tensors and the bytes by device that a round adds.
         grows: True if their tensors became larger.
         has_graphs: True if the rounds filled places of lists or arrays with tensors that have a graph.
-        is_cache: True if the holders are caches. Their advice is a line of its own.
     """
     if has_graphs:
         return PLACES_FILLED_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     if not grows:
-        template = KEPT_BY_CACHE if is_cache else KEPT_BY_ROUND
-        return template.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
+        return KEPT_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     held = [LARGER.format(size=sizes_phrase(sizes), holder=holder) for holder, _, sizes in rows]
     return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=_first_of(held))
 
@@ -692,7 +685,7 @@ def advice(
     further: Sequence[str] = (),
     is_complete: bool = True,
     shows_part: bool = False,
-    attribute: str | None = None,
+    name: str | None = None,
 ) -> str:
     """Return the sentence for a remedy.
 
@@ -702,11 +695,11 @@ def advice(
         further: the other references to cut, in words, where one alone frees nothing.
         is_complete: False if there may be more of these.
         shows_part: True if the tensor shows only a part of its storage, though it is no view.
-        attribute: the attribute that keeps the object before, for a chain of objects.
+        name: the variable or the attribute that the sentence names.
     """
     sentence = remedy.row.advice
-    if attribute is not None:
-        sentence = sentence.format(attribute=f".{attribute}")
+    if name is not None:
+        sentence = sentence.format(name=name)
     if with_graph and remedy.row.has_value and not remedy.row.detaches:
         sentence = AND_THE_GRAPH.format(advice=sentence, graph=Remedy.GRAPH.row.advice)
     if shows_part:

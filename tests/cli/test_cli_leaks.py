@@ -8,8 +8,10 @@ import textwrap
 
 import pytest
 
+from memwatch.kinds.leaks import Remedy
 from memwatch.sizes import format_bytes
 from memwatch.way_lines import of_blocks
+from memwatch.words.leaks import advice
 
 TRAINING = """
 import sys, torch
@@ -41,12 +43,12 @@ def findings(done):
     return " ".join(done.stdout.split())
 
 
-def test_a_program_that_keeps_only_its_own_names_is_clean(shell_memwatch):
+def test_a_program_that_keeps_only_its_own_names_is_clean(command):
     """Models, optimizers, results and lists at the top level are the program's own.
 
-    Places that were not searched are named.
+    Places that were not searched are named. A new process: its optimizer imports torch's compiler.
     """
-    done = shell_memwatch("leaks", "-c", TRAINING, "--epochs", "1")
+    done = command(sys.executable, "-m", "memwatch", "leaks", "-c", TRAINING, "--epochs", "1")
     assert (done.returncode, done.stdout) == (0, "['--epochs', '1']\n")
     verdict, not_searched, not_judged = done.stderr.splitlines()
     assert verdict.startswith("memwatch: no leaks at the end. memwatch does not judge what global variables")
@@ -55,10 +57,10 @@ def test_a_program_that_keeps_only_its_own_names_is_clean(shell_memwatch):
     assert "global `history`" in not_judged
 
 
-def test_what_outlives_the_program_is_named(shell_memwatch, tmp_path):
+def test_what_outlives_the_program_is_named(command, tmp_path):
     """Cycles that gc cannot free and tensors parked elsewhere are reported with kind and holder; exit code 1."""
     (tmp_path / "program.py").write_text(TRAINING + HOOK + PARKED)
-    done = shell_memwatch("leaks", "program.py")
+    done = command(sys.executable, "-m", "memwatch", "leaks", "program.py")
     assert (done.returncode, done.stderr) == (1, "")
     for kind, holder in (("uncollectable:", "`y`"), ("retained:", "parked")):
         assert kind in done.stdout
@@ -341,6 +343,47 @@ def test_graphs_that_fill_empty_places_are_named_and_not_judged(
     assert (done.returncode, "The program leaks" in done.stdout) == (0, False)
     assert ("local `places` of main" in findings(done)) == is_named
     assert ("No optimizer step left a graph" in done.stderr) != is_named
+
+
+REPLAY = """
+import collections, random
+def main():
+    random.seed(0)
+    buffer, rare = collections.deque(maxlen=100_000), []
+    count = itertools.count()
+    state = torch.ones(8)
+    def keep(stored, loss):
+        nonlocal state
+        action = model(state)[:2].tanh(){detached}
+        state = torch.randn(8)
+        buffer.append((state, action))
+        if next(count) % 10 == 9 and {has_rare}:
+            rare.append(model(torch.ones(8)).mean())
+    def learn(steps):
+        for _ in range(steps):
+            epoch([], keep, 1)
+            if len(buffer) >= 8:
+                states, actions = (torch.stack(each) for each in zip(*random.sample(buffer, 8)))
+                (model(states).mean() - actions.detach().mean()).square().backward()
+    learn(40)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("detached", "has_rare", "told"),
+    [("", False, {"memory grew"}), ("", True, {"memory grew", "not decided"}), (".detach()", False, set())],
+)
+def test_graphs_of_a_named_window_are_not_told_again_of_a_sample_of_it(
+    detached, has_rare, told, shell_memwatch, tmp_path
+):
+    """A tensor made of sampled ones has the graphs of several steps. The next one replaces it."""
+    program = REPLAY.format(detached=detached, has_rare=has_rare)
+    (tmp_path / "program.py").write_text("import itertools" + LOOP + program)
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0, done.stdout
+    assert {words for words in ("memory grew", "not decided") if words in done.stdout} == told
+    assert "`actions`" not in done.stdout
 
 
 IN_CPP = """
@@ -819,6 +862,7 @@ def test_what_each_pass_adds_without_a_graph_is_named_and_not_judged(shell_memwa
     done = shell_memwatch("leaks", "program.py")
     kept, (verdict,) = findings(done), done.stderr.splitlines()
     assert (done.returncode, kept.startswith("memory grew: each pass")) == (0, True)
+    assert kept.endswith(f"advice: {advice(Remedy.ITEM)}")
     assert verdict.startswith("memwatch: no other leaks. ")
     assert "program.py:9 in predict added to local `outputs` of predict" in kept
 
@@ -1365,6 +1409,70 @@ def test_models_that_each_trial_keeps_are_named(shell_memwatch):
     done = shell_memwatch("leaks", "-c", LAYERS)
     assert (done.returncode, done.stdout) == (0, "")
     assert "memory grew" not in done.stdout
+
+
+ADAPTERS = """
+def main():
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(8, 8)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(10):
+        if {forget} and "adapter" in model:
+            old = optimizer.param_groups.pop()
+            for parameter in old["params"]:
+                optimizer.state.pop(parameter, None)
+        model["adapter"] = torch.nn.Linear(8, 8)
+        optimizer.add_param_group({"params": list(model["adapter"].parameters())})
+        for _ in range(2):
+            optimizer.zero_grad()
+            model["adapter"](model["body"](torch.ones(2, 8))).square().mean().backward()
+            optimizer.step()
+main()
+"""
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_growth_has_the_advice_for_what_grows(forget, shell_memwatch, tmp_path):
+    """To delete the tensors of a loop does not empty the table of an optimizer."""
+    (tmp_path / "program.py").write_text("import torch" + ADAPTERS.replace("{forget}", str(forget)))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0, done.stdout
+    assert ("memory grew" in done.stdout) != forget
+    assert (f"advice: {advice(Remedy.OPTIMIZER_STATE)}" in findings(done)) != forget
+
+
+REQUESTS = """
+import asyncio, torch, memwatch
+watch = memwatch.LeakWatch(every=10)
+class Engine:
+    def __init__(self):
+        self.model, self.states = torch.nn.Linear(8, 8), {}
+    {watched}
+    async def generate(self, name):
+        self.states[name] = found = []
+        with torch.inference_mode():
+            for _ in range(4):
+                found.append(self.model(torch.ones(1, 8)))
+                await asyncio.sleep(0)
+        {end}
+async def main():
+    engine = Engine()
+    for number in range(16):
+        await asyncio.gather(*(engine.generate((number, each)) for each in range(3)))
+asyncio.run(main())
+"""
+
+
+def test_a_loop_that_awaits_tasks_is_told_of_the_watch_that_finds_its_leak(shell_memwatch, tmp_path):
+    """More passes would not help."""
+    (tmp_path / "program.py").write_text(REQUESTS.replace("{watched}", "").replace("{end}", ""))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "`watch = memwatch.LeakWatch(every=10)`, and print `watch.report()` at the end" in done.stderr
+    watched = REQUESTS.replace("{watched}", "@watch") + "print(watch.report())"
+    for end, named in (("", True), ("del self.states[name]", False)):
+        (tmp_path / "watched.py").write_text(watched.replace("{end}", end))
+        done = shell_memwatch("leaks", "watched.py")
+        assert ("attribute .states of Engine" in findings(done)) is named, done.stdout
 
 
 LIBRARY = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memwatch.cli.main import main
-from memwatch.devices.pretended import pretence
+from memwatch.devices import pretended
 from memwatch.errors import MemwatchError
 from memwatch.estimate.job import Job
 from memwatch.estimate.program import estimate_program
@@ -184,14 +184,14 @@ def _accelerator():
 def test_without_a_compiler_a_move_is_refused_with_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMWATCH_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "no-compiler")
-    pretence.load_or_build.cache_clear()
+    pretended.load_or_build.cache_clear()
     try:
         with pytest.raises(
             MemwatchError, match=r"^train.py:1: this torch is built for the host alone .*Install one"
         ):
             estimate("import torch; torch.ones(3).to('cuda')")
     finally:
-        pretence.load_or_build.cache_clear()
+        pretended.load_or_build.cache_clear()
 
 
 TWO_LAYERS = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwatch.fit import live_trial
+from memwatch.fit import trial
 
 
 @pytest.fixture(autouse=True)
@@ -15,4 +15,4 @@ def _one_thread(one_thread):
 @pytest.fixture(autouse=True)
 def two_steps(monkeypatch):
     """Run each way for as few steps as show its peak. These tests do not compare times."""
-    monkeypatch.setattr(live_trial, "_MOST_STEPS", 2)
+    monkeypatch.setattr(trial, "_MOST_STEPS", 2)

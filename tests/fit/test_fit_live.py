@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 
 import memwatch
 from memwatch.errors import MemwatchError, OptionError
-from memwatch.fit import live_trial
+from memwatch.fit import trial
 from memwatch.fit.api import fit_program
 from memwatch.fit.blocks import SavedScan, partitions
-from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.search import Search
+from memwatch.fit.state import fingerprint
 from memwatch.fit.trial import Measurement
 from memwatch.fit.way import Change, Kind, Way
 from memwatch.sizes import SizeError
@@ -166,7 +166,7 @@ def only_sleep_takes_time(monkeypatch):
         now_ns[0] += round(seconds * 1e9)
 
     monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(live_trial, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
+    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
 
 
 class Slow(nn.Linear):

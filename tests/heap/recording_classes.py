@@ -22,7 +22,7 @@ CALLS: Counter[str] = Counter()
 _IS_ON = [False]
 _RUN_THE_PROGRAM = (
     "record/python/ops.py",
-    "record/interception/",
+    "record/interception.py",
     "patches.py",
     "leaks/new_storage_mode.py",
 )

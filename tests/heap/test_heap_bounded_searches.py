@@ -15,7 +15,7 @@ from torch import nn
 
 import memwatch
 from memwatch.heap import shapes
-from memwatch.heap.class_checks import derives
+from memwatch.heap.classes import derives
 from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch

@@ -26,8 +26,7 @@ from sampled_ops import sample_every_op
 from torch import nn
 
 import memwatch
-from memwatch.fit.state import State
-from memwatch.heap.class_checks import ByClass
+from memwatch.heap.classes import ByClass
 from memwatch.heap.frames import read_locals
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT, RootKind
@@ -102,6 +101,8 @@ def test_a_sample_calls_no_method_of_what_it_meets(intercept):
 
 def test_the_copy_of_a_training_state_calls_no_method_of_what_it_meets():
     """`memwatch fit` copies what a step can change, behind its variables. It asks tensors alone for their fields."""
+    from memwatch.fit.state import State  # it imports pandas
+
     held = {name: make(torch.ones(10)) for name, make in SHAPES.items() if name not in OF_TENSORS}
 
     def step() -> Any:
@@ -114,6 +115,8 @@ def test_the_copy_of_a_training_state_calls_no_method_of_what_it_meets():
 
 def test_the_copy_of_a_training_state_leaves_out_a_tensor_without_memory():
     """A wrapper without `__tensor_flatten__` has a storage with a size, and to read its bytes ends the process."""
+    from memwatch.fit.state import State
+
     held = {"wrapper": SHAPES["tensor_with_sizes_by_code"](torch.ones(10)), "plain": torch.ones(10)}
 
     def step() -> Any:

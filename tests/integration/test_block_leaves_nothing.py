@@ -15,7 +15,7 @@ from kept_values import Kept, forget
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memwatch
-from memwatch.record.interception import key
+from memwatch.record import interception
 
 
 class Failing(torch.nn.Module):
@@ -298,11 +298,11 @@ def test_a_block_by_mode_registers_no_kernel(native, fresh_python):
     """Kernels for every op take a second to register, and a block that sees ops by a mode has no use for them."""
     code = """
     import memwatch, torch
-    from memwatch.record.interception import key
+    from memwatch.record import interception
 
     with memwatch.profile(intercept="mode"):
         torch.ones(3)
-    assert key._Registered.kernels is None
+    assert interception._Registered.kernels is None
     """
     done = fresh_python(code, whole_end=True, MEMWATCH_NATIVE=native)
     assert done.returncode == 0, done.stderr
@@ -323,12 +323,12 @@ def test_kernels_that_could_not_be_registered_leave_none_on_the_key(monkeypatch)
         def take_off(self):
             pass
 
-    monkeypatch.setattr(key._Registered, "kernels", None)
+    monkeypatch.setattr(interception._Registered, "kernels", None)
     before = Kernels()
-    key.register(before)
+    interception.register(before)
     with pytest.raises(RuntimeError, match="no"):
-        key.register(Kernels(RuntimeError("no")))
-    key.register(before)
+        interception.register(Kernels(RuntimeError("no")))
+    interception.register(before)
     assert before.count == 2
 
 

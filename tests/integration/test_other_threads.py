@@ -13,9 +13,9 @@ import torch
 from worker_threads import COUNT, ENOUGH_S, NATIVE, NBYTES, WAYS, Worker
 
 import memwatch
+from memwatch.record.allocator import name_of
 from memwatch.record.native import library
 from memwatch.record.session import Session
-from memwatch.record.threads import name_of
 
 
 def clears_a_list(worker):

@@ -10,7 +10,7 @@ from torch import nn
 
 import memwatch
 from memwatch.analysis.facts.coded import Grouped as Numbered
-from memwatch.analysis.findings.smaller_regions import SmallerRegions
+from memwatch.analysis.findings.avoidable import SmallerRegions
 from memwatch.report.facts import recomputed
 
 

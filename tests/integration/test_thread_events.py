@@ -16,10 +16,10 @@ import memwatch
 from memwatch.capture.file import load
 from memwatch.own_code import OwnThread
 from memwatch.record import native, session
+from memwatch.record.allocator import StartedThreads, cpu_time_ns
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock
 from memwatch.record.tables.rows import Strings, new_op_counter
-from memwatch.record.threads import StartedThreads, cpu_time_ns
 
 pytestmark = pytest.mark.skipif(
     native.backend() is None, reason="only the native recorder hears other threads"

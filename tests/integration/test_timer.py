@@ -7,8 +7,8 @@ import threading
 import weakref
 
 from memwatch.own_code import OwnThread
-from memwatch.record import threads
-from memwatch.record.threads import Timer
+from memwatch.record import flush
+from memwatch.record.flush import Timer
 
 
 class Recorder:
@@ -18,7 +18,7 @@ class Recorder:
 
 def test_a_timer_that_is_over_keeps_nothing_while_its_thread_is_still_ending(monkeypatch):
     """The function's objects go at once, though the thread wakes up some time after it was stopped."""
-    monkeypatch.setattr(threads, "_END_WITHIN_S", 0.0)
+    monkeypatch.setattr(flush, "_END_WITHIN_S", 0.0)
     recorder = Recorder()
     repeated = Timer(1000.0, recorder.flush)
     repeated.start()

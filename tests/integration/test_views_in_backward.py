@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import memwatch
-from memwatch.record.interception.kinds import VIEWS
+from memwatch.record.interception import VIEWS
 
 ROWS, WIDTH = 6, 24
 BACKWARD_OF_VIEW = {

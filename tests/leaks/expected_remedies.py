@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 
 REMEDIES: dict[str, Remedy] = {
     "tensor_hook": Remedy.TENSOR_HOOK,
@@ -80,13 +80,13 @@ REMEDIES: dict[str, Remedy] = {
     "step_outputs": Remedy.ITEM,
     "buffered_log": Remedy.LOG_RECORD,
     "saved_context": Remedy.CONTEXT_VARIABLE,
-    "pending_task": Remedy.GENERATOR,
+    "pending_task": Remedy.TASK,
     "scheduled_call": Remedy.ITEM,
     "future_result": Remedy.ITEM,
     "future_exception": Remedy.EXCEPTION,
     "queue": Remedy.ITEM,
     "singledispatch": Remedy.FUNCTION_PER_CALL,
-    "finalizer_of_itself": Remedy.FINALIZER,
+    "finalizer_of_itself": Remedy.FINALIZER_OF_OBJECT,
     "global_forward_hook": Remedy.HOOK_PER_CALL,
     "generator_in_zip": Remedy.GENERATOR,
     "weakref_callback": Remedy.FUNCTION_PER_CALL,
@@ -113,7 +113,7 @@ REMEDIES: dict[str, Remedy] = {
     "running_sum_in_place": Remedy.GRAPH,
     "forward_hook_collects": Remedy.ITEM,
     "hook_per_call": Remedy.HOOK_PER_CALL,
-    "module_hook_cycle": Remedy.CLOSURE_CELL_IN_CYCLE,
+    "module_hook_cycle": Remedy.CLOSURE_OF_OBJECT,
     "optimizer_state": Remedy.OPTIMIZER_STATE,
     "param_groups": Remedy.ITEM,
     "dataset_cache": Remedy.VALUE,
@@ -133,7 +133,7 @@ REMEDIES: dict[str, Remedy] = {
     "finished_tasks": Remedy.MEMBER,
     "async_generator": Remedy.GENERATOR,
     "returned_to_a_pool": Remedy.ITEM,
-    "lambda_stored_on_self": Remedy.CLOSURE_OF_SELF,
+    "lambda_stored_on_self": Remedy.CLOSURE_OF_OBJECT,
     "metric_without_reset": Remedy.ITEM,
     "buffer_that_grows": Remedy.GROWING_TENSOR,
     "checkpoints": Remedy.ITEM,
@@ -202,5 +202,5 @@ REMEDIES: dict[str, Remedy] = {
     "adapter_around_an_adapter": Remedy.SUBMODULE,
 }
 
-CHAIN_ATTRIBUTES = {"wrapped_again": "previous"}
-"""The attribute that the advice for a chain of objects names."""
+NAMES = {"wrapped_again": "previous", "lambda_stored_on_self": "self", "module_hook_cycle": "model"}
+"""The attribute or the variable that the advice names."""

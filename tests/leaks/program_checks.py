@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from expected_references import EXPECTED
-from expected_remedies import CHAIN_ATTRIBUTES, REMEDIES
+from expected_remedies import NAMES, REMEDIES
 from scrambled_words import VARIABLE
 
 from memwatch.leaks import find_leaks
@@ -41,8 +41,8 @@ def both_for(programs: list[Program]):
         assert first.site is not None
         assert Path(sys.modules[program.leak.__module__].__file__).name in first.site, str(first)
         remedy = REMEDIES[program.name]
-        attribute = CHAIN_ATTRIBUTES.get(program.name)
-        wanted = [advice(remedy, with_graph=each, attribute=attribute) for each in (False, True)]
+        name = NAMES.get(program.name)
+        wanted = [advice(remedy, with_graph=each, name=name) for each in (False, True)]
         assert first.advice in wanted, str(first)
 
     @pytest.mark.parametrize("program", programs, ids=str)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import advice
 

@@ -17,12 +17,13 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import advice
 
 sys.path.insert(0, str(Path(__file__).parent))
 import test_leaks_advice
+import test_leaks_advice_of_objects
 import test_leaks_advice_of_values
 import test_leaks_advice_taken
 import test_leaks_cuts
@@ -260,7 +261,9 @@ HAVE_A_TEST = {
     Remedy.LOCAL: test_a_variable_of_a_running_call_is_deleted_as_told,
     Remedy.ARGUMENT: test_an_argument_of_a_running_call_is_deleted_as_told,
     Remedy.CTX_OBJECT: test_leaks_cuts.test_what_is_no_tensor_cannot_be_saved_for_backward,
-    Remedy.CLOSURE_OF_SELF: test_leaks_cuts.test_a_function_that_closes_over_self_is_told_to_hold_it_weakly,
+    Remedy.CLOSURE_OF_OBJECT: (
+        test_leaks_advice_of_objects.test_a_registered_function_is_told_to_hold_its_object_weakly
+    ),
     Remedy.ATTRIBUTE: test_leaks_zoo.of_one_pass,
     Remedy.CHAIN: test_leaks_advice_of_values.test_a_chain_of_objects_is_named_by_its_attribute,
     Remedy.NESTED: test_leaks_advice_of_values.test_an_iterator_around_the_one_of_the_call_before_is_no_container,

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from memwatch import find_leaks
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
-from memwatch.kinds.leaks import LeakKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.advice import remedy_for
 from memwatch.words.leaks import advice
 
@@ -80,7 +79,7 @@ def test_a_chain_of_objects_is_named_by_its_attribute():
             holder.prev.prev = None
 
     (leak,) = find_leaks(lambda: advance(drop=False))
-    assert leak.advice == advice(Remedy.CHAIN, attribute="prev")
+    assert leak.advice == advice(Remedy.CHAIN, name="prev")
     assert find_leaks(lambda: advance(drop=True)) == []
 
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import advice
 

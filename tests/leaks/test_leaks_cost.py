@@ -146,3 +146,33 @@ def test_a_look_at_the_heap_takes_a_quarter_more_memory_at_most(keep):
     finally:
         tracemalloc.stop()
     assert most_bytes < resident_bytes / 4
+
+
+def ran(_module, _args, _output):
+    """Do nothing, as a hook."""
+
+
+class Hooked(torch.nn.Module):
+    """Registers a hook in itself, as every module of gpytorch does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_forward_hook(ran)
+
+
+def test_hooks_of_new_modules_cost_no_look_at_all_objects(objects_seen):
+    """Also beside many older modules with hooks, which gc has moved to its oldest objects meanwhile."""
+    older = [Hooked() for _ in range(100)]
+    gc.collect(1)
+    assert objects_seen(lambda: checked(Hooked)) < CROWD / 10
+    assert len(older) == 100
+
+
+@pytest.mark.parametrize("generation", [0, 1, 2])
+def test_one_more_hook_of_an_older_module_is_found_wherever_gc_has_the_module(generation):
+    older, other = Hooked(), Hooked()
+    gc.collect(generation)
+    assert checked(lambda: other.register_forward_hook(print)) == []
+    (found,) = checked(lambda: older.register_forward_hook(ran))
+    assert found.kind == "hooks"
+    assert found.count == 1

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from memwatch.kinds.edges import EdgeKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import advice
 
@@ -346,9 +346,9 @@ SHOWN = []
 def test_a_function_that_closes_over_self_is_told_to_hold_it_weakly():
     """A method needs the name `self`, so "delete the name" would be wrong."""
     [leak] = find_leaks(lambda: View(weakly=False) and None)
-    assert leak.advice == advice(Remedy.CLOSURE_OF_SELF)
+    assert leak.advice == advice(Remedy.CLOSURE_OF_OBJECT, name="self")
     [leak] = find_leaks(lambda: SHOWN.append(View(weakly=False).show))
-    assert leak.advice == advice(Remedy.CLOSURE_OF_SELF)
+    assert leak.advice == advice(Remedy.CLOSURE_OF_OBJECT, name="self")
     SHOWN.clear()
     assert find_leaks(lambda: View(weakly=True) and None) == []
     assert find_leaks(lambda: SHOWN.append(View(weakly=True).show)) == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks import LeakWatch, TensorLeakError, check_leaks, find_leaks
 
 BUFFER = torch.zeros(0)

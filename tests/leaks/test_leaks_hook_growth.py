@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from memwatch.kinds.edges import EdgeKind
-from memwatch.kinds.leaks import LeakKind
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import advice
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from memwatch.kinds.remedies import Remedy
+from memwatch.kinds.leaks import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import advice
 

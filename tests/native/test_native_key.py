@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memwatch._torch.dispatch import op_names
-from memwatch.record.interception import key
+from memwatch.record import interception
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def _user_library():
 @pytest.mark.usefixtures("_user_library")
 def test_the_compiled_kernel_asks_for_the_overloads_alone_that_may_pass_it_by(monkeypatch):
     """A lookup of an overload makes an object in torch. For all overloads this takes longer than a block."""
-    asked, overloads = [], key._overloads
-    monkeypatch.setattr(key, "_overloads", lambda names: asked.extend(names) or overloads(names))
-    monkeypatch.setattr(key, "kernel_library", lambda space, file: Passing(space))
+    asked, overloads = [], interception._overloads
+    monkeypatch.setattr(interception, "_overloads", lambda names: asked.extend(names) or overloads(names))
+    monkeypatch.setattr(interception, "kernel_library", lambda space, file: Passing(space))
     passing = []
 
     class Passing:
@@ -33,10 +33,10 @@ def test_the_compiled_kernel_asks_for_the_overloads_alone_that_may_pass_it_by(mo
         def impl(self, name, *_):
             passing.append(f"{self.space}::{name}")
 
-    key.put_kernels(None)
+    interception.put_kernels(None)
     few, alone = len(asked), list(passing)
     passing.clear()
-    key.put_kernels(lambda space, overload: None)  # looks up all
+    interception.put_kernels(lambda space, overload: None)  # looks up all
     assert alone == passing
     assert {"memwatch_test_key::look", "aten::detach"} <= set(alone)
     assert few < len(op_names()) / 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from memwatch.planner.clock import Clock
+from memwatch.planner.request import Clock
 
 
 def clock_of_readings(readings: int) -> Clock:

@@ -8,9 +8,9 @@ import pytest
 from planner_recompute_graphs import layered_graph, linear_graph, training_chain, unet_step
 
 from memwatch.planner import BudgetError, Graph, lower_bound, plan_graph
-from memwatch.planner.clock import Clock
 from memwatch.planner.order.bounds import working_set_bound
 from memwatch.planner.recompute.retention import solve_retention
+from memwatch.planner.request import Clock
 
 PAGE = 4096
 

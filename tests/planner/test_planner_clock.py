@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwatch.planner.clock import Clock, working_time
+from memwatch.planner.request import Clock, working_time
 
 
 @pytest.mark.parametrize(

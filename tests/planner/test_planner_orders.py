@@ -21,12 +21,12 @@ from memwatch.planner import (
     program_peak,
     simulate,
 )
-from memwatch.planner.clock import Clock
 from memwatch.planner.order.bounds import must_live_bound, pinned_bound, working_set_bound
 from memwatch.planner.order.exact import cpsat_order, search_orders
 from memwatch.planner.order.lists import beam_orders, inductor_orders, list_orders, tree_order
 from memwatch.planner.order.portfolio import find_order
 from memwatch.planner.order.problem import mirror_image, order_problem
+from memwatch.planner.request import Clock
 
 
 def peak_of(graph: Graph, order) -> int:

@@ -9,8 +9,8 @@ import pytest
 from planner_recompute_graphs import layered_graph, linear_graph, training_chain, unet_step
 
 from memwatch.planner import Graph, OpSpec, Schedule, plan_graph, program_peak, simulate
-from memwatch.planner.clock import Clock
 from memwatch.planner.recompute.retention import can_model, solve_retention
+from memwatch.planner.request import Clock
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from memwatch.analysis.facts.reserved import ReservedBytes
-from memwatch.analysis.texts import TEXT
+from memwatch.analysis.tables import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.own_code import CodeOwner

@@ -70,13 +70,14 @@ def test_the_code_that_stands_open_needs_no_decision(shown, training):
     assert expected
     assert training.ways["decision"][0], "the first change alone would be open without the rule"
     opened = shown.js(
-        "return [...document.querySelectorAll('#ways details.way[open] pre')].map((each) => each.textContent)"
+        "return [...document.querySelectorAll('#ways details.way[open]')].map((way) => "
+        "[...way.querySelectorAll('ins .text')].map((line) => line.textContent).join('\\n'))"
     )
     assert [code.strip() for code in opened] == [code.strip() for code in expected]
 
 
 def test_the_categories_add_up_to_the_peak(shown, training):
-    """The legend splits the peak without a rest, and the bar above it shows the same parts."""
+    """The legend splits the peak without a rest."""
     sizes = shown.js(
         "return [...document.querySelectorAll('#key button')].map((b) => Number(b.dataset.bytes))"
     )

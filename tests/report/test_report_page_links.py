@@ -153,13 +153,13 @@ def test_two_instants_are_compared(shown, reading):
     assert f"{format_bytes(old['nbytes'][died].sum())} died" in words
     levels = "return [...document.querySelectorAll('#flame g.frame')].map((g) => g.__data__.data.level)"
     assert "change" in shown.js(levels)
-    assert shown.text("#icicle-title") == "What changed from event 6 to the peak"
+    assert shown.text("#icicle-title") == "what changed from event 6 to the peak"
     assert "since event 6" in words
     shown.go(f"at={before}&than={after}")
     assert dict(zip(map(int, shown.row_keys()), shown.column(1), strict=True)) == changes, (
         "later is not born first"
     )
-    assert shown.text("#icicle-title") == "What changed from event 6 to the peak"
+    assert shown.text("#icicle-title") == "what changed from event 6 to the peak"
     assert "until the peak" in shown.text("#compared")
     shown.go(f"than={before}")
     shown.click("#compare")

@@ -179,7 +179,7 @@ def test_the_page_of_leaks_names_holder_path_and_advice(quiet, leaked, tmp_path)
     assert quiet.js(BYTES, "#leaked-bytes") == [sum(leak.nbytes for leak in leaked)]
     ordered = sorted(leaked, key=lambda leak: -leak.nbytes)
     assert quiet.js(TEXTS, ".leak > summary .holder") == bare(leak.holder for leak in ordered)
-    assert quiet.js(TEXTS, ".leak > summary .tag") == [leak.kind for leak in ordered]
+    assert quiet.js(TEXTS, ".leak > summary .tag") == [leak.kind.row.label for leak in ordered]
     assert quiet.js(TEXTS, ".leak .advice") == bare(leak.advice for leak in ordered)
     assert quiet.js(TEXTS, ".leak .path li") == bare(edge for leak in ordered for edge in leak.path)
     opened = "return [...document.querySelectorAll('details.leak')].filter((each) => each.open).length"
@@ -277,7 +277,7 @@ def test_phases_and_holders_at_the_peak_split_it(quiet, page, planned):
     drawn = dict(quiet.js(f"return {cells}.map((g) => [g.__data__.data.name, g.__data__.data.value])"))
     assert drawn == planned.reading.at_peak.groupby("phase")["nbytes"].sum().to_dict()
     at_peak = planned.reading.at_peak
-    phases, holders = quiet.column(11), quiet.column(5)
+    phases, holders = quiet.column(6), quiet.column(7)
     for key, phase, holder in zip(map(int, quiet.row_keys()), phases, holders, strict=True):
         assert (phase, holder) == (at_peak["phase"][key], at_peak["holder"][key].replace("`", ""))
 

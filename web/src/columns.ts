@@ -65,7 +65,7 @@ const holdersKnown = (frame: Frame) => frame.has("holder") && frame.columns.hold
 
 function lifePhase(frame: Frame): TableColumn {
   const cell = (row: number) => (frame.text("phase", row) ? el("span", {}, swatch({ "data-phase": frame.text("phase", row) }), frame.text("phase", row)) : "");
-  return { name: "phase", label: "At the peak in", cell };
+  return { name: "phase", label: "At the peak", cell };
 }
 
 export function liveColumns(frame: Frame, total: number, ops: number, colouring: Colouring, links: Links): TableColumn[] {
@@ -84,13 +84,13 @@ export function liveColumns(frame: Frame, total: number, ops: number, colouring:
     size(frame, "nbytes", "Bytes"),
     { name: "share", sort: false, label: "Share", number: true, cell: (row) => el("span", { class: "share" }, bar(frame.number("nbytes", row) / (total || 1), paint(row)), percent(frame.number("nbytes", row), total)) },
     { name: "category", label: "Category", cell: (row) => el("span", { title: frame.text("rule", row) }, swatch({ "data-category": frame.text("category", row) }), frame.text("category", row)) },
+    { name: "op", label: "Life", cell: life },
+    ...(frame.has("phase") ? [lifePhase(frame)] : []), // beside the bars whose colours it names
     ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => unfolding(frame.text("holder", row)) }] : []),
     line(frame, links),
     module(frame),
     text(frame, "tensor", "Tensor"),
     op(frame, "Op"),
-    { name: "op", label: "Life", cell: life },
-    ...(frame.has("phase") ? [lifePhase(frame)] : []),
   ];
 }
 

@@ -35,10 +35,10 @@ export class Findings {
   // Returns links to the findings whose storages a module, or one in it, made or owns.
   linksOfModule(module: string): HTMLElement[] {
     const inside = (each: string) => each === module || each.startsWith(`${module}.`) || module === "";
-    return this.#findings.flatMap(({ modules, kind }, index) => (modules.some(inside) ? [this.link(index, kind)] : []));
+    return this.#findings.flatMap(({ modules, label }, index) => (modules.some(inside) ? [this.link(index, label)] : []));
   }
 
-  link(index: number, text = this.#findings[index].kind): HTMLElement {
+  link(index: number, text = this.#findings[index].label): HTMLElement {
     return link(`${text} (finding ${index + 1})`, () => this.open(index), { class: "link tag" });
   }
 

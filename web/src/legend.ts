@@ -1,6 +1,6 @@
-// What the colours mean, with the bytes of each group at the instant as a bar and in words; a click picks a group out.
+// What the colours mean, with the bytes of each group at the instant; a click picks a group out.
 import type { Colouring } from "./colouring.ts";
-import { $, el, partsBar, swatch } from "./dom.ts";
+import { $, el, swatch } from "./dom.ts";
 import { bytes, percent, signedBytes } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { PageModel } from "./model.ts";
@@ -24,15 +24,6 @@ export class Legend {
     const item = ({ name, group, sum }: (typeof shown)[number]) =>
       el("button", { type: "button", class: "quiet", "data-group": name, "data-bytes": sum, "aria-pressed": String(isPicked("group", name)), onclick: () => pick("group", name, { toggle: true }) }, swatch(colouring.paint(group)), el("span", { class: "clip", text: name, title: name }), ...words(sum));
     $("key").replaceChildren(...shown.map((each) => el("li", {}, item(each))));
-    this.#drawBar(isChange ? [] : shown.map(({ group, sum }) => ({ share: sum / (all || 1), paint: colouring.paint(group) })));
-  }
-
-  // What was born and what died between two instants are no parts of a whole: there is no bar then.
-  #drawBar(shares: { share: number; paint: Record<string, string> }[]): void {
-    let from = 0;
-    const parts = shares.map(({ share, paint }) => ({ from, to: (from += share), paint }));
-    $("composition").classList.toggle("empty", !parts.length);
-    $("composition").replaceChildren(partsBar(parts));
   }
 }
 

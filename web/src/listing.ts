@@ -28,7 +28,7 @@ export class Listing {
     const ofFile = this.#sources.bytesOf(frame, (line) => placeOf(line)?.file ?? line);
     const files = [...this.#sources.excerpts(found.keys())].map(([file, lines]) => ({ file, lines, made: ofFile.get(file) ?? NONE }));
     files.sort((a, b) => b.made.own - a.made.own || b.made.all - a.made.all || (a.file < b.file ? -1 : 1));
-    $("source-title").textContent = `Your lines ${when}`;
+    $("source-title").textContent = when;
     $("source-body").replaceChildren(
       ...files.map(({ file, lines, made }, index) => this.#file(file, made, total, index, () => lines.map((number) => this.#line(file, number, found, most)))),
     );
@@ -55,7 +55,7 @@ export class Listing {
     const line = `${file}:${number}`;
     const { own, all } = found.get(line) ?? NONE;
     const heat = own ? Math.max(1, Math.ceil((HEATS * own) / most)) : 0;
-    const findings = this.#findings.flatMap(({ site, kind }, index) => (site === line ? [link(`${kind}, finding ${index + 1}`, () => pick("finding", index), { class: "link tag" })] : []));
+    const findings = this.#findings.flatMap(({ site, label }, index) => (site === line ? [link(`${label}, finding ${index + 1}`, () => pick("finding", index), { class: "link tag" })] : []));
     return el(
       "tr",
       { "data-line": line, "aria-current": isPicked("line", line) ? "true" : null },

@@ -7,6 +7,7 @@ import type { PlanModel } from "./plan.ts";
 
 export interface Finding {
   kind: string;
+  label: string;
   nbytes: number;
   holder: string;
   site: string;

@@ -161,7 +161,7 @@ export class Page {
     const what = chosen ? `${label(chosen)} ${this.#when}` : this.#when;
     const levels = levelsOf(now.by, this.#live.has("change"));
     this.#flame.show(buildTree(this.#shown, levels, what.replace(/^at /, ""), (name) => this.#modules.lineage(name), this.#colouring), this.#colouring, now.cell);
-    $("icicle-title").textContent = this.#live.has("change") ? `What changed ${chosen ? "in " : ""}${what}` : chosen || !this.#instant.isPeak ? `What was live${chosen ? ":" : ""} ${what}` : "What the peak is made of";
+    $("icicle-title").textContent = this.#live.has("change") ? `what changed ${chosen ? "in " : ""}${what}` : chosen || !this.#instant.isPeak ? `what was live${chosen ? ":" : ""} ${what}` : "what the peak is made of";
   }
 
   #find({ q }: State, storages: number): void {

@@ -1,6 +1,7 @@
 // The page of the ranks of a job: the document holds its figures, uPlot draws the peaks over the steps.
 import uPlot from "uplot";
 import { Walk, bytesAxis, frameOf, keepWidth, stepsAxis } from "./chart.ts";
+import { offerCopies } from "./copy.ts";
 import { $, named } from "./dom.ts";
 import { bytes, whole } from "./format.ts";
 import { listenToTheme } from "./theme.ts";
@@ -64,4 +65,5 @@ const { chart } = JSON.parse($("model").textContent ?? "{}") as { chart: Chart |
 const steps = chart ? new Steps(chart) : null;
 steps?.draw();
 listenToTheme(() => steps?.draw());
+offerCopies();
 document.documentElement.dataset.ready = "yes";

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.columns import Columns, IntArray
+    from memwatch.capture.paths import Path
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,8 @@ class Finding(ShownAsText):
         remark: the end of `holder`: its evidence, and other holders.
         change: `advice` without the peak, for a view that shows the peak elsewhere; "" if there is no such text.
         growth_bytes: bytes that each step or each pass of a loop adds to it; 0 if it does not grow.
+        edges: the references of `path`, the root's first; empty if other holders keep the bytes too.
+        last_used: `file:line` of the program's own code that used the memory last; "" if not known.
     """
 
     kind: FindingKind
@@ -256,6 +259,8 @@ class Finding(ShownAsText):
     remark: str = field(default="", repr=False)
     change: str = field(default="", repr=False)
     growth_bytes: int = field(default=0, repr=False)
+    edges: Path = field(default=(), repr=False, compare=False)
+    last_used: str = field(default="", repr=False)
 
     def __str__(self) -> str:
         """Return one line: the variable, the memory that it keeps, the change, and the peak after it."""

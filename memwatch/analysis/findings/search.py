@@ -298,6 +298,11 @@ def _last_used(candidate: Candidate, facts: Facts) -> str:
     return "" if op == NONE else short_own_place(facts.op_line(op), facts.own_line(op))
 
 
+def _own_line_of_last_use(candidate: Candidate, facts: Facts) -> str:
+    op = int(facts.use_bounds.last_op[candidate.allocations].max())
+    return "" if op == NONE else facts.own_line(op)
+
+
 def _is_trained(candidate: Candidate, facts: Facts) -> bool:
     """Return True if a backward has run nodes that the same calls of ops made: `no_grad` would end the training.
 
@@ -396,6 +401,8 @@ def _finding(
         remark=told.removeprefix(holder.words),
         change=change,
         growth_bytes=growth_bytes,
+        edges=() if others else holder.edges,
+        last_used=_own_line_of_last_use(candidate, facts),
     )
 
 

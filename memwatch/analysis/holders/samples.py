@@ -1,25 +1,33 @@
-"""Choose the recorder's samples that are evidence for an allocation at an op, and return the holders that they saw.
+"""The samples of the recorder as evidence: who held an allocation while an op ran.
 
 A *sample* is one search of the recorder for the holders of all large live storages, in the middle of an op. Samples
-are rare. Often the evidence is a sample that saw the allocation at another time, or that saw another allocation of
-the same calls (a *twin*). `LastingReferences` decides whether such a holder still counts as seen, or as inferred.
+are rare. Often the evidence is a sample that saw the allocation at another time, or that saw a *twin*: another
+allocation of the same calls. In a loop, some allocations are born and freed between two samples, such as an item of a
+list, or a cache that each pass replaces. If a sample saw a twin at the same age, the twin's holder is the answer, and
+the answer is marked as inferred.
+
+`SampleRows` reads the recorded rows, `Twins` finds twins, and `HolderSamples` chooses the sample. `LastingReferences`
+decides whether a holder that was seen in one op still counts in another.
 """
 
 from __future__ import annotations
 
+import itertools
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.holders.holder import object_holder
+from memwatch.analysis.holders.holder import holder_of, object_holder
 from memwatch.analysis.holders.lasting import Births, LastingReferences
-from memwatch.analysis.holders.sample_rows import SampleRows
-from memwatch.analysis.holders.twins import Twins, is_in_object
-from memwatch.capture.schema import NONE
+from memwatch.analysis.holders.paths import HolderPath
+from memwatch.capture.paths import Path, read_paths
+from memwatch.capture.schema import IN_BACKWARD, NONE
+from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.kinds.holders import HolderKind, Inference
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -27,8 +35,254 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders.holder import Holder
     from memwatch.capture.columns import IntArray
 
+_UNKNOWN: Final[Path] = (Edge(EdgeKind.EVALUATION_STACK),)
+"""The path of a sample whose path was not written because the program was killed. Nothing is known of it."""
+_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
+_MOST_ASKED: Final = 24
+"""Pairs of a twin and a sample whose holders are read for one allocation, the best fit first. A guess."""
 _SMALL_RATIO: Final = 0.001
+"""A share of the peak's increase, as in `record/holders/state.py`: no sample searches for the holder of less memory."""
 _ACROSS: Final = (Inference.EARLIER, Inference.LATER)
+"""The inferences from a sample in another op than the one that is asked for."""
+
+
+class SampleRows:
+    """The table `holders`, with each path read as a holder.
+
+    Attributes:
+        table: its columns.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        rows = facts.capture.tables["holders"]
+        is_peek = rows["sample"] == NONE
+        self.table = {name: rows[name][~is_peek] for name in ("sample", "op", "storage", "path")}
+        self._peeks = {name: rows[name][is_peek] for name in ("op", "storage", "path")}
+        self._known: dict[int, Holder] = {}
+
+    @cached_property
+    def paths(self) -> dict[int, Path]:
+        """The recorded retention paths, by number."""
+        return read_paths(self._facts.capture)
+
+    def holder(self, path: int) -> Holder:
+        """Return the holder that a path shows. It is the same object each time, because its words take time to make."""
+        holder = self._known.get(path)
+        if holder is None:
+            holder = self._known[path] = holder_of(self.paths.get(path, _UNKNOWN))
+        return holder
+
+    def peeked(self, allocation: int, op: int) -> list[Holder]:
+        """Return the holders of an allocation that a peek during an op found."""
+        peeks, storage = self._peeks, int(self._facts.allocations.storage[allocation])
+        rows = np.flatnonzero((peeks["op"] == op + 1) & (peeks["storage"] == storage))
+        return list(dict.fromkeys(map(self.holder, peeks["path"][rows].tolist())))
+
+    @property
+    def peeked_storages(self) -> Collection[int]:
+        """The storages that peeks found."""
+        return set(self._peeks["storage"].tolist())
+
+    def with_kind(self, kind: HolderKind) -> NDArray[np.bool_]:
+        """Return, for each row, whether its holder is of a kind."""
+        return self._is_of_kind.get(kind, np.zeros(len(self.table["path"]), dtype=bool))
+
+    @cached_property
+    def _is_of_kind(self) -> dict[HolderKind, NDArray[np.bool_]]:
+        numbers: dict[HolderKind, list[int]] = {}
+        for number, path in self.paths.items():
+            numbers.setdefault(HolderPath(path).kind, []).append(number)
+        return {kind: np.isin(self.table["path"], found) for kind, found in numbers.items()}
+
+    @cached_property
+    def is_graph(self) -> NDArray[np.bool_]:
+        """Per row: whether a variable's autograd graph holds the storage, and not the variable."""
+        return self.with_kind(HolderKind.GRAPH)
+
+    @cached_property
+    def _rows_by_storage(self) -> dict[int, IntArray]:
+        found: dict[int, list[int]] = {}
+        for row, storage in enumerate(self.table["storage"].tolist()):
+            found.setdefault(storage, []).append(row)
+        return {storage: np.array(rows) for storage, rows in found.items()}
+
+    @property
+    def storages(self) -> Collection[int]:
+        """The storages that any row is about."""
+        return self._rows_by_storage.keys()
+
+    def of(self, allocation: int) -> IntArray:
+        """Return the rows about an allocation."""
+        return self._rows_by_storage.get(int(self._facts.allocations.storage[allocation]), _NO_ROWS)
+
+    def same_sample(self, rows: IntArray, row: int) -> IntArray:
+        """Return the rows about the storage of one row in the same sample."""
+        table = self.table
+        same = (table["sample"][rows] == table["sample"][row]) & (
+            table["storage"][rows] == table["storage"][row]
+        )
+        chosen: IntArray = rows[same]
+        return chosen
+
+    def seen_in(self, rows: IntArray) -> list[Holder]:
+        """Return the holders in some rows, each once."""
+        return list(dict.fromkeys(map(self.holder, self.table["path"][rows].tolist())))
+
+
+class Twins:
+    """The rows of samples about storages, by the calls and the op that made them.
+
+    One line runs many ops, as each line of a forward does under `torch.vmap`. The holder of one op's result says
+    nothing about the result of another op.
+    """
+
+    def __init__(self, facts: Facts, rows: SampleRows, births: Births, lasting: LastingReferences) -> None:
+        self._facts, self._rows, self._births, self._lasting = facts, rows, births, lasting
+        self._table = rows.table
+
+    @cached_property
+    def _rows_by_kind(self) -> dict[tuple[int, int], IntArray]:
+        made = self._facts.allocations.op[self._table["storage"]]
+        rows = np.flatnonzero(made != NONE)
+        ops = self._facts.capture.tables["ops"]
+        kinds = zip(ops["stack"][made[rows]].tolist(), ops["name"][made[rows]].tolist(), strict=True)
+        found: dict[tuple[int, int], list[int]] = {}
+        for row, kind in zip(rows.tolist(), kinds, strict=True):
+            if kind[0] != NONE:
+                found.setdefault(kind, []).append(row)
+        return {kind: np.array(rows) for kind, rows in found.items()}
+
+    def rows(self, allocation: int) -> IntArray:
+        """Return the rows about storages that the same calls made, by the same op."""
+        stack = self._births.stack(allocation)
+        if stack == NONE:
+            return _NO_ROWS
+        op_name = int(self._facts.capture.tables["ops"]["name"][self._facts.allocations.op[allocation]])
+        return self._rows_by_kind.get((stack, op_name), _NO_ROWS)
+
+    def of_same_size(self, allocation: int) -> IntArray:
+        """Return the rows about storages of the same size that the same calls made."""
+        rows, sizes = self.rows(allocation), self._facts.allocations.nbytes
+        same: IntArray = rows[sizes[self._table["storage"][rows]] == sizes[allocation]]
+        return same
+
+    def holders(self, allocation: int, op: int, *, alike: bool = False, inside: bool = False) -> list[Holder]:
+        """Return the holders of a twin, as they would hold an allocation while an op runs.
+
+        Args:
+            allocation: the piece of memory.
+            op: the op.
+            alike: whether only a twin of the same size and module counts.
+            inside: whether only an object or a container counts as holder, and no variable alone.
+        """
+        made = self._facts.allocations.op
+        # all ops of a backward have its one call stack
+        alike = alike or self._facts.op_phase(int(made[allocation])) in IN_BACKWARD
+        is_held = self._is_held(allocation)
+        objects: list[Holder] = []
+        for rows in self._nearest(allocation, op, alike=alike, inside=inside):
+            age = int(self._table["op"][rows[0]]) - 1 - int(made[self._table["storage"][rows[0]]])
+            seen = self._rows.seen_in(rows)
+            placed = [self._placed(holder, rows, allocation, op, age) for holder in seen]
+            kept = [
+                holder for holder in placed if holder is not None and (is_in_object(holder) or not inside)
+            ]
+            if kept:
+                return sorted(kept, key=lambda holder: holder.order)
+            objects += filter(None, map(object_holder, seen) if is_held else ())
+        # An allocation that outlasts calls lies in an object as its twin does, though the twin's call is over.
+        return [holder.inferred(Inference.TWIN) for holder in objects[:1]] or self.of_other_calls(allocation)
+
+    def of_other_calls(self, allocation: int) -> list[Holder]:
+        """Return the object that holds allocations of other calls of the module and line of a held allocation."""
+        if not self._is_held(allocation):
+            return []
+        rows = self._rows_by_place.get(self._place(allocation), [])
+        holders = (self._rows.holder(int(self._table["path"][row])) for row in reversed(rows))
+        objects = filter(None, map(object_holder, holders))
+        return [holder.inferred(Inference.TWIN) for holder in itertools.islice(objects, 1)]
+
+    def _is_held(self, allocation: int) -> bool:
+        is_made = int(self._facts.allocations.op[allocation]) != NONE
+        return is_made and bool(self._facts.categories.category[allocation] == "held")
+
+    @cached_property
+    def _rows_by_place(self) -> dict[tuple[str, ...], list[int]]:
+        found: dict[tuple[str, ...], list[int]] = {}
+        for row in np.flatnonzero(~self._rows.is_graph).tolist():
+            found.setdefault(self._place(int(self._table["storage"][row])), []).append(row)
+        return found
+
+    def _place(self, allocation: int) -> tuple[str, ...]:
+        made_by = self._facts.made_by
+        columns = made_by.line, made_by.module_name, made_by.op_name
+        return tuple(str(column[allocation]) for column in columns)
+
+    def _placed(self, holder: Holder, rows: IntArray, allocation: int, op: int, age: int) -> Holder | None:
+        """Return a holder that was seen in some rows as one of an allocation, None if it cannot be one then."""
+        placed = self._lasting.of_twin(holder, allocation, op, twin_age=age)
+        if self._table["storage"][rows[0]] != self._facts.allocations.storage[allocation]:
+            return placed
+        # not a twin: a later sample saw the allocation itself so, and `op` is before its first use
+        lasting = placed or object_holder(holder)
+        return None if lasting is None else lasting.inferred(Inference.LATER)
+
+    def on_stack(self, allocation: int, op: int) -> list[Holder]:
+        """Return the evaluation stack on which a sample saw a twin."""
+        rows = self.rows(allocation)
+        unnamed = rows[self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
+        if not len(unnamed):
+            return []
+        seen = self._rows.holder(int(self._table["path"][unnamed[-1]]))
+        holder = self._lasting.of_twin(seen, allocation, op)
+        return [] if holder is None else [holder]
+
+    def _nearest(self, allocation: int, op: int, *, alike: bool, inside: bool) -> Iterator[IntArray]:
+        """Yield the rows of one twin in one sample at a time, the best fit first."""
+        rows = self.rows(allocation)
+        rows = rows[~self._rows.is_graph[rows]]
+        if inside:  # repeated sightings on a stack would use up the tries
+            rows = rows[~self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
+        allocations, generation = self._facts.allocations, self._births.generation(allocation, op)
+        storages, seen_ops = self._table["storage"][rows], self._table["op"][rows] - 1
+        seen_at = [
+            self._births.generation(storage, seen)
+            for storage, seen in zip(storages.tolist(), seen_ops.tolist(), strict=True)
+        ]
+        replaced = np.array(seen_at, dtype=np.int64) < generation
+        fits = ~replaced | self._is_kept[rows]  # a variable has the newer one by then, a container has both
+        rows, storages, seen_ops = rows[fits], storages[fits], seen_ops[fits]
+        other_size = allocations.nbytes[storages] != allocations.nbytes[allocation]
+        age_apart = np.abs((seen_ops - allocations.op[storages]) - (op - int(allocations.op[allocation])))
+        later = np.abs(np.array(seen_at, dtype=np.int64)[fits] - generation)
+        later = np.where(self._is_kept[rows], 0, later)
+        module = self._facts.places.module_of_op
+        other_module = module[allocations.op[storages]] != module[allocations.op[allocation]]
+        if alike:
+            same = ~other_size & ~other_module
+            rows, age_apart, later, other_size, other_module = (
+                column[same] for column in (rows, age_apart, later, other_size, other_module)
+            )
+        order = np.lexsort((age_apart, later, other_size, other_module))
+        asked: set[tuple[int, int]] = set()
+        for row in rows[order].tolist():
+            key = (int(self._table["sample"][row]), int(self._table["storage"][row]))
+            if key not in asked and len(asked) < _MOST_ASKED:
+                asked.add(key)
+                yield self._rows.same_sample(rows, row)
+
+    @cached_property
+    def _is_kept(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Per row: whether the path ends in a container, which keeps what it has when another one is put in."""
+        paths = self._rows.paths
+        kept = [number for number, path in paths.items() if HolderPath(path).ends_in_container]
+        return np.isin(self._table["path"], kept)
+
+
+def is_in_object(holder: Holder) -> bool:
+    """Return True if a container or an object holds the memory, not a variable alone or an evaluation stack."""
+    return holder.is_inside and holder.kind is not HolderKind.EVALUATION_STACK
 
 
 class HolderSamples:
@@ -46,7 +300,7 @@ class HolderSamples:
 
     @property
     def storages(self) -> Collection[int]:
-        """The storages that samples or peeks saw anybody hold."""
+        """The storages for which samples or peeks saw a holder."""
         return {*self._rows.storages, *self._rows.peeked_storages}
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
@@ -77,8 +331,9 @@ class HolderSamples:
     def graph_roots(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables whose autograd graph kept an allocation, in the nearest sample whose variables last.
 
-        The argument of a call that has ended since holds nothing any more, but a sample outside the call may have seen
-        the variable that does. Where no sample was taken while it was saved, the graph of a twin tells.
+        If the call of an argument has ended since, the argument holds nothing any more. But a sample outside the call
+        may have seen the variable that does. If no sample was taken while the allocation was saved, the graph of a
+        twin decides.
         """
         for rows, is_own in (
             (self._rows.of(allocation), True),
@@ -108,15 +363,15 @@ class HolderSamples:
         return []
 
     def _holders(self, allocation: int, op: int) -> list[Holder]:
-        """Return all holders in the sample that speaks best for an allocation while an op ran."""
+        """Return all holders in the sample that is the best evidence for an allocation while an op ran."""
         facts, rows = self._facts, self._rows.of(allocation)
         peeked = self._rows.peeked(allocation, op)
         if peeked:
             return sorted(peeked, key=lambda holder: holder.nearness)
         if not len(rows) and not len(self._twins.rows(allocation)):
-            # no sample saw it, nor another allocation of the same calls
+            # no sample saw it or another allocation of the same calls
             return self._twins.of_other_calls(allocation)
-        if len(rows) and is_small(facts, allocation):  # most samples leave out what is so small
+        if len(rows) and is_small(facts, allocation):  # most samples leave out such small memory
             found = self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
             is_on_stack = bool(found) and all(each.kind is HolderKind.EVALUATION_STACK for each in found)
             if is_on_stack and self._is_held(allocation):  # it was there when it was made
@@ -149,9 +404,9 @@ class HolderSamples:
         return bool(self._facts.categories.category[allocation] == "held")
 
     def _on_stack_later(self, rows: IntArray, allocation: int, op: int) -> list[Holder]:
-        """Return the evaluation stack on which other samples found the value that the nearest one did not find.
+        """Return the evaluation stack on which other samples found a value that the nearest sample did not find.
 
-        The first sample that finds no variable does not ask gc. The next one does, and the stack had the value
+        The first sample that finds no variable does not search with gc. The next one does, and the stack had the value
         before.
         """
         is_on_stack = self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]
@@ -184,15 +439,15 @@ class HolderSamples:
         return self._twins.holders(allocation, op)
 
     def _may_ask_twins(self, allocation: int, op: int, *, seen: bool) -> bool:
-        """Return True if a twin speaks better than a sample that saw the allocation in another phase of its life.
+        """Return True if a twin is better evidence than a sample of the allocation in another phase of its life.
 
-        That holds while it waits for its first use: what waits in a list lies in a variable when it is used.
+        That holds while it waits for its first use: a value that waits in a list lies in a variable when it is used.
         """
         allocations, first = self._facts.allocations, self._facts.use_bounds[0]
         return int(allocations.op[allocation]) != NONE and not (seen and op >= first[allocation])
 
     def _own(self, rows: IntArray, samples: IntArray, allocation: int, op: int) -> list[Holder]:
-        """Return the holders in the nearest of some samples; where all of these are gone, in the next nearest."""
+        """Return the holders in the nearest of some samples. If all of these are gone, take the next nearest sample."""
         ops = self._sample_ops[np.searchsorted(self._samples, samples)]
         gone: list[Holder] = []
         passing: list[Holder] = []
@@ -203,12 +458,14 @@ class HolderSamples:
             found = self._rows.seen_in(rows[self._table["sample"][rows] == samples[at]])
             if not found and passing:
                 continue
-            if not found:  # it was looked for, and no variable held it
+            if not found:  # the sample searched for it, and no variable held it
                 break
             seen_op = int(ops[at]) - 1
             placed = [self._of_itself(holder, rows, allocation, seen_op, op) for holder in found]
             kept = sorted(filter(None, placed), key=lambda holder: holder.nearness)
-            if outlasts and kept and kept[0].foreign:  # a call of a package was given it: others keep it
+            if (
+                outlasts and kept and kept[0].foreign
+            ):  # only the argument of a call of a package: another object keeps it
                 passing = passing or kept
             elif kept:
                 return kept
@@ -218,7 +475,7 @@ class HolderSamples:
         return self._after_return(gone, allocation, op) if gone else []
 
     def _after_return(self, gone: list[Holder], allocation: int, op: int) -> list[Holder]:
-        """Return who may hold what was seen only in variables of calls that do not run: as a twin, or an object."""
+        """Return the likely holders of memory that was seen only in variables of calls that do not run any more."""
         return self._twins.holders(allocation, op) or self._objects_of(gone)
 
     def _objects_of(self, gone: list[Holder]) -> list[Holder]:
@@ -230,7 +487,7 @@ class HolderSamples:
     ) -> Holder | None:
         """Return a holder of an allocation, seen in one op, as its holder while another op runs.
 
-        Where samples before and after saw it hold the same storage, that is likelier than where only one did.
+        If samples before and after saw it hold the same storage, this is likelier than if only one did.
         """
         placed = self._lasting.of_itself(holder, allocation, seen_op, op)
         if placed is None or placed.inference not in _ACROSS:
@@ -246,15 +503,15 @@ class HolderSamples:
     def _telling_samples(self, allocation: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the samples taken while an allocation was alive, and those among them in the same phase as `op`.
 
-        The holder of a value changes with its use: a value that waited in a list moves to a variable. A storage is
-        unknown to the sample in the middle of whose op it was born.
+        The holder of a value changes with its use: a value that waited in a list moves to a variable. If a storage was
+        born in an op, the sample in the middle of this op does not know it.
         """
         facts, sample_ops = self._facts, self._sample_ops
         death = int(facts.allocations.death_event[allocation])
         end = facts.op_at(death) if death != NONE else facts.capture.rows("ops")
         made = int(facts.allocations.op[allocation])
         alive = (sample_ops > made + 1 if made != NONE else sample_ops >= 0) & (sample_ops <= end)
-        # also during the op in which, or after which, it died
+        # also in the op during which it died, or the op before its death
         alive |= np.isin(self._samples, self._table["sample"][self._rows.of(allocation)])
         first, last = (int(bound[allocation]) for bound in facts.use_bounds)
         if first == NONE:
@@ -265,7 +522,7 @@ class HolderSamples:
 
 
 def is_small(facts: Facts, allocation: int) -> bool:
-    """Return True for memory whose holder the recorder does not look for: less than 0.1 % of the peak's increase."""
+    """Return True for memory whose holder the recorder does not search for, see `_SMALL_RATIO`."""
     return bool(are_small(facts, np.array([allocation]))[0])
 
 

@@ -17,7 +17,7 @@ def _wait_for_torch() -> None:
         return
     if importlib.util.find_spec("memwatch") is None:
         sys.path.append(told["home"])
-    from memwatch.children.torch_import import when_torch_is_imported
+    from memwatch.children import when_torch_is_imported
 
     started_as = os.getpid()
 

@@ -1,5 +1,5 @@
 """The kernels: the inner loops of the planner's searches, in C++.
 
-`src` has them, `library` builds and loads them, `calls` calls them. Where they cannot be loaded, no search runs, and
+`src` has them, and `library.py` builds, loads and calls them. If they cannot be loaded, no search runs, and
 `planner/greedy.py` plans instead.
 """

@@ -27,7 +27,7 @@ from memwatch.libraries import KERNELS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwatch.planner.clock import Clock
+    from memwatch.planner.request import Clock
 
 
 SOURCES: Final = KERNELS.sources

@@ -16,9 +16,9 @@ from memwatch.planner.order.problem import peak_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwatch.planner.clock import Clock
-    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import IntArray
     from memwatch.planner.order.problem import Problem
+    from memwatch.planner.request import Clock
 
 
 # For each round: how far the target lies below the best peak, and the temperature at the start. Both are shares of the

@@ -18,8 +18,7 @@ from memwatch.planner.order.problem import Problem, order_problem
 if TYPE_CHECKING:
     from typing import Any
 
-    from memwatch.planner.csr import Csr, IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Csr, Graph, IntArray
 
 
 _MOST_OPS_BOUNDED = (

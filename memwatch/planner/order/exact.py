@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar
 
-    from memwatch.planner.clock import Clock
-    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import IntArray
     from memwatch.planner.order.problem import Problem
+    from memwatch.planner.request import Clock
 
 _EXPANSIONS_PER_CALL = 500  # downsets expanded between two checks of the clock; a guess
 RUNNING, FOUND, EXHAUSTED, FULL = 0, 1, 2, 3

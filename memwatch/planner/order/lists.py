@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.planner.clock import Clock
-    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import IntArray
     from memwatch.planner.order.problem import Problem
+    from memwatch.planner.request import Clock
 
 _LONGEST_RUN = 24  # ops that the list schedule looks ahead along a chain; a guess
 _BEAM_WIDTHS = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.errors import OrderError
+from memwatch.planner.graph import OrderError
 from memwatch.planner.order import exact
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.bounds import lower_bound
@@ -19,9 +19,8 @@ from memwatch.planner.peak import Schedule, simulate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from memwatch.planner.clock import Clock
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
+    from memwatch.planner.request import Clock
 
 
 # the largest programs (ops) that each method is tried on

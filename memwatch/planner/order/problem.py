@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.csr import Csr, IntArray
+from memwatch.planner.graph import Csr, IntArray
 from memwatch.planner.native.library import call
 
 if TYPE_CHECKING:

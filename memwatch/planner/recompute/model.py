@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.errors import GraphError
-from memwatch.planner.graph import Effect
+from memwatch.planner.graph import Effect, GraphError
 from memwatch.planner.peak import Schedule, StepKind
 
 if TYPE_CHECKING:
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.planner.csr import Csr, IntArray
-    from memwatch.planner.graph import Graph, Name
+    from memwatch.planner.graph import Csr, Graph, IntArray, Name
 
 
 _ROUNDS = 3  # edges up to which the surroundings of two ops of a class must look alike; a guess

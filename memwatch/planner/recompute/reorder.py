@@ -12,8 +12,8 @@ from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.problem import order_problem
 
 if TYPE_CHECKING:
-    from memwatch.planner.clock import Clock
-    from memwatch.planner.csr import Csr, IntArray
+    from memwatch.planner.graph import Csr, IntArray
+    from memwatch.planner.request import Clock
 
 
 def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:

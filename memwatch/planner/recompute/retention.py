@@ -11,9 +11,8 @@ from memwatch.planner.order.exact import is_cpsat_available
 from memwatch.planner.recompute.reorder import augmented_graph
 
 if TYPE_CHECKING:
-    from memwatch.planner.clock import Clock
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
+    from memwatch.planner.request import Clock
 
 _PRICE_LEVELS = 1_000_000
 """The solver needs whole numbers. Other costs are scaled so that all ops together cost this, and rounded. A guess."""

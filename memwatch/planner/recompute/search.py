@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.planner.clock import Clock
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
     from memwatch.planner.recompute.model import Model
+    from memwatch.planner.request import Clock
 
     Seeds: TypeAlias = Callable[[int], list[IntArray]]
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
+    from memwatch.planner.graph import Graph, IntArray
 
 
 # Solve chains exactly. A chain is a forward of stages in a row, and a backward that runs them in reverse.

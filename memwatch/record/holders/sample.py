@@ -22,8 +22,7 @@ from memwatch._torch.tensors import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.c_held import memory_of
-from memwatch.heap.capsules import capsule_address
-from memwatch.heap.class_checks import class_ids
+from memwatch.heap.classes import class_ids
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import GraphWalk, ReferenceSearch
 from memwatch.heap.referrer_search import (
@@ -43,7 +42,7 @@ from memwatch.heap.roots import (
     running_functions,
 )
 from memwatch.heap.shapes import position_in
-from memwatch.heap.tensors import is_tensor
+from memwatch.heap.tensors import capsule_address, is_tensor
 from memwatch.heap.vertices import vertex_of
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import is_program_code

@@ -12,8 +12,7 @@ from memwatch._torch.dispatch import OpOverload, base_name_of, call_of, schema_o
 from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.modes import disable_torch_function
 from memwatch.errors import MemwatchError
-from memwatch.record.interception.kinds import mode_kind
-from memwatch.record.interception.mode import ModeInterceptor
+from memwatch.record.interception import ModeInterceptor, mode_kind
 from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch._torch.autograd_state import NodesBehind
     from memwatch.capture.columns import IntArray
     from memwatch.record.backend import CallContext, CaptureStack, Listener
-    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.interception import OpKind
     from memwatch.record.saved_tensors import Hooks
     from memwatch.record.tables.operands import Operands
     from memwatch.record.tables.rows import Deaths, OpCounter, Strings, Table

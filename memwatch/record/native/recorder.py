@@ -17,13 +17,11 @@ from memwatch._torch.profiler import TICKS_ARE_TORCHS
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.heap.autograd import look_through
-from memwatch.heap.capsules import Capsule
+from memwatch.heap.tensors import Capsule
 from memwatch.record.allocator import set_log_level
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
-from memwatch.record.interception.key import KeyInterceptor, put_kernels
-from memwatch.record.interception.kinds import passes
-from memwatch.record.interception.mode import ModeInterceptor
+from memwatch.record.interception import KeyInterceptor, ModeInterceptor, passes, put_kernels
 from memwatch.record.native import library
 from memwatch.record.native.binding import OpCallbacks
 from memwatch.record.saved_tensors import DETACHED, MODIFYING, HiddenHooks, inplace_error, saved_storage
@@ -38,15 +36,14 @@ if TYPE_CHECKING:
 
     from memwatch.capture.columns import IntArray
     from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
-    from memwatch.record.interception.key import Libraries
-    from memwatch.record.interception.kinds import Handler, Interceptor, OpKind
+    from memwatch.record.interception import Handler, Interceptor, Libraries, OpKind
     from memwatch.record.native.binding import Extension, OpRunner, StackWalker
     from memwatch.record.saved_tensors import Hooks
     from memwatch.record.tables.rows import OpCounter, Stacks
 
 
 class NativeKernels:
-    """One boxed kernel for all overloads. Views skip it. See `memwatch.record.interception.key`."""
+    """One boxed kernel for all overloads. Views skip it. See `memwatch.record.interception`."""
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension

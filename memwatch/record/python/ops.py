@@ -31,9 +31,15 @@ from memwatch._torch.modes import disable_torch_function, has_torch_function
 from memwatch.capture.schema import NONE, PHASES, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record.clock import ticks
-from memwatch.record.interception.key import KeyInterceptor, put_kernels
-from memwatch.record.interception.kinds import READ, WRITE, OpKind, passes
-from memwatch.record.interception.mode import ModeInterceptor
+from memwatch.record.interception import (
+    READ,
+    WRITE,
+    KeyInterceptor,
+    ModeInterceptor,
+    OpKind,
+    passes,
+    put_kernels,
+)
 from memwatch.record.tables.operands import OUTPUT, Operands, lies_in
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BY_OP, NEVER, Storages, WatchedTensor, address_of, is_gone
@@ -43,12 +49,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memwatch.record.backend import Block, CallContext, CaptureStack, Listener
-    from memwatch.record.interception.key import Libraries
-    from memwatch.record.interception.kinds import Handler, Interceptor
+    from memwatch.record.interception import Handler, Interceptor, Libraries
 
 
 class PythonKernels:
-    """One kernel for each overload, and a fallback for overloads that are defined later. See `interception.key`."""
+    """One kernel for each overload, and a fallback for overloads that are defined later. See `interception.py`."""
 
     def __init__(self) -> None:
         self._libraries: Libraries = {}

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.tensors import TENSOR_DICT, TensorBase, coo_parts_of, data_address_of
-from memwatch.heap.class_checks import class_ids, is_a
+from memwatch.heap.classes import class_ids, is_a
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.names import class_name
 from memwatch.heap.tensors import is_composed, layout_of, mro_of, nbytes_of

@@ -13,7 +13,7 @@ from torch import compiler, nn
 from torch.utils.checkpoint import checkpoint
 
 from memwatch.errors import MemwatchError
-from memwatch.planner.errors import BudgetError
+from memwatch.planner.plan import BudgetError
 from memwatch.replay.checkpoints.choose import choose_regions
 from memwatch.replay.checkpoints.contexts import FirstPass, contexts_of, sizes_by_region, warn_if_above
 from memwatch.replay.checkpoints.regions import module_regions, outer_writers

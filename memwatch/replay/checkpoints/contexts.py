@@ -29,8 +29,7 @@ from memwatch._torch.engine import call_after_backwards, is_in_backward
 from memwatch.capture.schema import NONE
 from memwatch.encoding import leaves
 from memwatch.errors import MemwatchError
-from memwatch.planner.errors import BudgetError
-from memwatch.planner.plan import PlanFileError
+from memwatch.planner.plan import BudgetError, PlanFileError
 from memwatch.replay.checkpoints.choose import Choice, choose_saved, own_timeline, simulate
 from memwatch.replay.checkpoints.regions import (
     Region,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.kinds.roles import CATEGORIES
+from memwatch.kinds.findings import FindingKind
+from memwatch.kinds.roles import CATEGORIES, CATEGORY_OF
 from memwatch.report.facts import (
     PeakInstant,
     bytes_by,
@@ -25,6 +26,7 @@ from memwatch.report.facts import (
     shown_ways,
 )
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
+from memwatch.report.page.edits import ADDED, Edit, calls_of_backward, edit_of
 from memwatch.report.page.events import BINS, clearer_axis, live_by_category, pack_detail, peak_keeping_events
 from memwatch.report.page.parts import (
     CodeReader,
@@ -41,6 +43,7 @@ from memwatch.report.source import retention_edges
 from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
+from memwatch.words.page import SMALL_PARTS
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.processes import PARTS, reserved_at_peak_text
 from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, time_text
@@ -91,9 +94,9 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         source: whether paths, source lines and the command line may be in the page.
 
     Returns:
-        A dict of plain JSON values: `title`, `facts`, `totals`, `devices`, `peak`, `overview`, `categories`, `holders`,
-        `process`, `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, `cells` (what a notebook calls its files),
-        and `blocks` (packed tables, see `columns`).
+        A dict of plain JSON values: `title`, `facts`, `totals`, `devices`, `peak`, `overview`, `categories`, `made_of`,
+        `holders`, `process`, `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, `cells` (what a notebook calls
+        its files), and `blocks` (packed tables, see `columns`).
     """
     extras = extras or Extras()
     hide = _hider(reading, extras, source=source)
@@ -103,7 +106,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
     meta = (
         reading.meta if source else {key: value for key, value in reading.meta.items() if key in PUBLIC_META}
     )
-    code = CodeReader(float(reading.meta.get("started_s", 0.0))) if source else None
+    code = code_reader(reading, source=source)
     cells = {file: name for file in sorted(files_of(reading)) if (name := cell_name(file))} if source else {}
     blocks = _blocks(reading, words, code)
     plan = _plan(reading, extras, words, hide)
@@ -119,6 +122,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "step": _step_of_peak(reading, at.event),
         },
         "categories": _categories(reading),
+        "made_of": made_of_model(reading),
         "holders": evidence_text(evidence_bytes(reading)),
         "overview": _overview(reading),
         "process": _process(reading),
@@ -132,8 +136,8 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "layers": "" if layers is None else visible(str(layers)),
         },
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
-        **findings_model(reading, hide, source=source),
-        "ways": _ways(reading, hide),
+        **findings_model(reading, hide, code=code),
+        "ways": _ways(reading, hide, code),
         "first_ways": _FIRST_WAYS,
         "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
         "plan": plan,
@@ -199,6 +203,38 @@ def _peak(at: PeakInstant, hide: Callable[[str], str], *, source: bool, has_time
 def _categories(reading: Reading) -> list[dict[str, Any]]:
     sums = bytes_by(reading.at_peak, "category")["nbytes"]
     return [{"name": name, "nbytes": int(sums.get(name, 0))} for name in CATEGORIES]
+
+
+_SMALL_RATIO: Final = 0.05
+"""Parts of the peak below this share stand together in its bar, where they are hard to tell apart. A guess."""
+_WIDE_RATIO: Final = 0.15
+"""Parts from this share on have their label inside. The longest needs 145 pixels; the bar has at least 1,000 then."""
+
+
+def made_of_model(reading: Reading) -> dict[str, Any]:
+    """Return the bar of what the peak is made of: its `parts` from left to right, the `small` ones, and `meanings`.
+
+    A part has the name of its category, or of all small parts together, its bytes and its share, and in `start` and
+    `width` its place on the bar in hundredths. A part that `is_wide` has room for its label.
+    """
+    known = [part for part in _categories(reading) if part["nbytes"]]
+    total = sum(part["nbytes"] for part in known)
+    small = [part for part in known if part["nbytes"] < _SMALL_RATIO * total]
+    small = small if len(small) > 1 else []  # one alone has a label as short as that of all small parts
+    parts = [{**part, "category": part["name"]} for part in known if part not in small]
+    if small:
+        label = SMALL_PARTS.format(count=len(small))
+        parts.append({"name": label, "category": "small", "nbytes": sum(part["nbytes"] for part in small)})
+    start = 0.0
+    for part in (*parts, *small):
+        part["share_ratio"] = part["nbytes"] / total
+    for part in parts:
+        part["is_wide"] = part["share_ratio"] >= _WIDE_RATIO
+        part["start"], part["width"] = round(start, 3), round(100 * part["share_ratio"], 3)
+        start += 100 * part["share_ratio"]
+    rows = [CATEGORY_OF[part["category"]] for part in parts if part["category"] in CATEGORY_OF]
+    meanings = [[row.name, row.meaning] for row in rows if row.meaning is not None]
+    return {"parts": parts, "small": small, "meanings": meanings, "total_bytes": total}
 
 
 def _overview(reading: Reading) -> dict[str, Any]:
@@ -290,23 +326,37 @@ def _step_of_peak(reading: Reading, peak_event: int) -> list[dict[str, int]] | N
     return [*starts[begun[-1] :], end][:2]
 
 
-def findings_model(reading: Reading, hide: Callable[[str], str], *, source: bool) -> dict[str, Any]:
+def code_reader(reading: Reading, *, source: bool) -> CodeReader | None:
+    """Return the reader of the sources of a run; None where they stay out of the page."""
+    return CodeReader(float(reading.meta.get("started_s", 0.0))) if source else None
+
+
+def findings_model(
+    reading: Reading, hide: Callable[[str], str], *, code: CodeReader | None
+) -> dict[str, Any]:
     """Return what the section of the findings shows beside the peak.
 
     Args:
         reading: the profile.
         hide: what each text passes through.
-        source: whether lines may be named.
+        code: reads sources; None if no line may be named.
     """
     return {
-        "findings": [_finding(finding, reading, hide, source=source) for finding in reading.findings],
+        "findings": [_finding(finding, reading, hide, code) for finding in reading.findings],
         "together_peak_bytes": _together(reading),
     }
 
 
+_LABELS: Final = {kind.value: kind.row.label for kind in FindingKind}
+
+
 def _finding(
-    finding: Finding, reading: Reading, hide: Callable[[str], str], *, source: bool
+    finding: Finding, reading: Reading, hide: Callable[[str], str], code: CodeReader | None
 ) -> dict[str, Any]:
+    source = code is not None
+    edit = None if code is None else edit_of(finding, code)
+    # the site of a variable is where a search found it: the line to change says more
+    place = finding.site if edit is None else edit["site"]
     storages = sorted(finding.storages)
     modules = reading.part("storages", ["module"], storages)["module"].unique().tolist()
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
@@ -316,7 +366,10 @@ def _finding(
         texts["advice"] = hide(CHANGE_SENTENCE.format(change=change))
     return {
         **texts,
-        "place": hide(short_place(finding.site)) if source and finding.site else texts["site"],
+        "site": hide(place),
+        "label": hide(_LABELS.get(str(finding.kind), str(finding.kind))),
+        "edit": _edit(edit),
+        "place": hide(short_place(place)) if source and place else hide(place),
         "nbytes": int(finding.nbytes),
         "path": edges,
         "predicted_peak_bytes": predicted_bytes,
@@ -329,10 +382,20 @@ _FIRST_WAYS: Final = 3
 """Changes that the page shows; the others are behind a line that says how many they are. A guess."""
 
 
-def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
+def _edit(edit: Edit | None) -> dict[str, Any] | None:
+    """Return an edit for the page, with the texts of its new lines as `code`; "" if it only shows a line."""
+    if edit is None:
+        return None
+    lines = [{"sign": line["sign"], "text": visible(line["text"])} for line in edit["lines"]]
+    code = "\n".join(line["text"] for line in edit["lines"] if line["sign"] == ADDED)
+    return {"place": visible(short_place(edit["site"])), "lines": lines, "code": code}
+
+
+def _ways(reading: Reading, hide: Callable[[str], str], code: CodeReader | None) -> list[dict[str, Any]]:
     """Return the changes that would lower the peak; `lines` are code, and stay as they are.
 
     The code of one of the first stands open. As in the summary, that change needs no decision, if there is such a one.
+    A change that goes in place of `backward()` also has `edit`: the program's line that calls it.
     """
     listed = listed_ways(reading)
     if listed.empty:
@@ -340,6 +403,7 @@ def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
     shown, chosen = shown_ways(listed, _FIRST_WAYS)
     is_growing = growing(reading) is not None  # then the code of a way would look like the answer
     rows = [*shown, *(row for row in range(len(listed)) if row not in shown)]
+    backward = _edit(_backward(reading, code))
     found: list[Any] = (
         listed.loc[rows].assign(is_open=[row == chosen and not is_growing for row in rows]).to_dict("records")
     )
@@ -350,10 +414,24 @@ def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
             "time": time_text(way["time_ratio"]),
             "fall": SHARE_LESS.format(share=f"{(1 - way['peak_bytes'] / reading.peak_bytes) * 100:.0f} %"),
             "lines": way["lines"],
+            "edit": backward if _IN_PARTS in way["kind"].split(" + ") else None,
             "is_open": way["is_open"],
         }
         for way in found
     ]
+
+
+_IN_PARTS: Final = "micro_batches"
+"""The change whose code goes in place of the call of `backward()`."""
+
+
+def _backward(reading: Reading, code: CodeReader | None) -> Edit | None:
+    """Return the only line of the program that calls `backward()`, as removed; None if there are several."""
+    if code is None or not is_recorded(reading, "ops"):
+        return None
+    ops = reading.part("ops", ["phase", "own_line"], coded=True)
+    lines = ops["own_line"][ops["phase"] == "backward"].unique().tolist()
+    return calls_of_backward(str(lines[0]), code) if len(lines) == 1 and lines[0] else None
 
 
 def _together(reading: Reading) -> int | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 import numpy as np
 import pandas as pd
 
-from memwatch.analysis.texts import TEXT
+from memwatch.analysis.tables import TEXT
 from memwatch.own_code import CodeOwner
 from memwatch.report.page.columns import Block, Packed, Words, pack_frame, pack_ints
 from memwatch.words.places import cell_name
@@ -198,12 +198,19 @@ class CodeReader:
 
     def indented(self, file: str, number: int) -> str:
         """Return one line as it is written, or empty text if the file changed or cannot be read."""
+        if not self._is_trusted(file):
+            return ""
+        return linecache.getline(file, number).expandtabs(4).rstrip()[:LINE_CHARACTERS]
+
+    def text(self, file: str) -> str:
+        """Return the text of a file, or empty text if the file changed or cannot be read."""
+        return "".join(linecache.getlines(file)) if self._is_trusted(file) else ""
+
+    def _is_trusted(self, file: str) -> bool:
         if file not in self._trusted:
             # IPython keeps the text of each cell of this session, under a name that changes with the text
             self._trusted[file] = bool(cell_name(file)) or self._is_unchanged(file)
-        if not self._trusted[file]:
-            return ""
-        return linecache.getline(file, number).expandtabs(4).rstrip()[:LINE_CHARACTERS]
+        return self._trusted[file]
 
     def _is_unchanged(self, file: str) -> bool:
         try:

@@ -187,6 +187,7 @@ def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, A
         "kinds": [
             {
                 "kind": kind,
+                "label": kind.row.label,
                 "meaning": kind.row.meaning,
                 **_sums(leak for leak in ordered if leak.kind is kind),
             }
@@ -239,6 +240,7 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
     held = f"{format_duration(leak.held_s * 1e9)} so far" if leak.kind == "cycle" else ""
     return {
         "kind": leak.kind.value,
+        "label": leak.kind.row.label,
         "nbytes": leak.nbytes,
         "device": visible(leak.device),
         "count": leak.count,

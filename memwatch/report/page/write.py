@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from memwatch import output_files
 from memwatch._version import __version__
-from memwatch.analysis.texts import TEXT
+from memwatch.analysis.tables import TEXT
 from memwatch.kinds.roles import CATEGORIES, CATEGORY_ROWS
 from memwatch.output_files import OutputError
 from memwatch.progress import working
@@ -29,6 +29,7 @@ from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.sections import leak_page_model
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
+from memwatch.words.page import SECTIONS
 
 if TYPE_CHECKING:
     import os
@@ -117,6 +118,7 @@ def render(
         script=code,
         data=json_for_script(model),
         category_meanings=category_meanings(),
+        sections=SECTIONS,
         licences=asset("licences.txt"),
         version=__version__,
     )

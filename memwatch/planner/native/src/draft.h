@@ -1,4 +1,4 @@
-// A schedule that is changed in place, see `recompute/draft.py`.
+// A schedule that is changed in place, see `recompute/search.py`.
 #pragma once
 
 #include <algorithm>

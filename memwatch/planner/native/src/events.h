@@ -1,4 +1,4 @@
-// The uses of every buffer in step order, see `recompute/draft.py`.
+// The uses of every buffer in step order, see `recompute/search.py`.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Cut gaps at the peak, one after the other, until the schedule fits, see `recompute/draft.py`.
+// Cut gaps at the peak, one after the other, until the schedule fits, see `recompute/search.py`.
 #pragma once
 
 #include <cmath>

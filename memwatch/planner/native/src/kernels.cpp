@@ -1,4 +1,4 @@
-// The kernels of the planner, as a library without dependencies; `native/calls.py` calls them.
+// The kernels of the planner, as a library without dependencies; `native/library.py` calls them.
 #include "anneal.h"
 #include "beam.h"
 #include "exact.h"

@@ -1,4 +1,4 @@
-// Undo some cuts, move some steps, repair greedily, keep what is cheaper; see `recompute/draft.py`.
+// Undo some cuts, move some steps, repair greedily, keep what is cheaper; see `recompute/search.py`.
 #pragma once
 
 #include <limits>

@@ -1,4 +1,4 @@
-// The cost of a schedule, and the removal of steps that it does not need, see `recompute/draft.py`.
+// The cost of a schedule, and the removal of steps that it does not need, see `recompute/search.py`.
 #pragma once
 
 #include "sweep.h"

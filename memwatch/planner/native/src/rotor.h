@@ -1,4 +1,4 @@
-// The rotor dynamic program, see `recompute/chains.py`.
+// The rotor dynamic program, see `recompute/seeds.py`.
 #pragma once
 
 #include <limits>

@@ -1,4 +1,4 @@
-// One backward pass over a schedule, see `recompute/draft.py`.
+// One backward pass over a schedule, see `recompute/search.py`.
 #pragma once
 
 #include <algorithm>

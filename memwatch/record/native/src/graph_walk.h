@@ -1,4 +1,4 @@
-// The walk along autograd's graph behind a tensor: the compiled twin of memwatch/heap/graph_walk.py.
+// The walk along autograd's graph behind a tensor: the compiled twin of `GraphWalk` in heap/reference_search.py.
 //
 // It makes no Python object of a node. torch would keep the object as long as the node lives, and would then free the
 // graph by recursion: a long graph would overflow the stack.

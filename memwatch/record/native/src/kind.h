@@ -1,5 +1,5 @@
 // The facts about an overload that the recorder needs, computed once: the compiled twin of `OpKind` in
-// interception/kinds.py.
+// record/interception.py.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -36,7 +36,7 @@ inline std::string text_of(const c10::OperatorName& name) {
   return text + "." + (name.overload_name.empty() ? "default" : name.overload_name);
 }
 
-/// Describe an op that the dispatch key sees. Views, which make no bytes, and `UNSEEN` of interception/kinds.py get no
+/// Describe an op that the dispatch key sees. Views, which make no bytes, and `UNSEEN` of record/interception.py get no
 /// row.
 inline Kind describe(const c10::FunctionSchema& schema, const py::object& string_id) {
   static const std::set<std::string> unseen = {"aten::detach", "aten::alias"};

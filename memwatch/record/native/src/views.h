@@ -2,7 +2,7 @@
 // next kernel.
 //
 // They take unboxed arguments, because boxing would cost more than the note. There is a kernel for each name in `VIEWS`
-// of interception/kinds.py and for no other op. `tests/native/test_native_twins.py` runs each of them.
+// of record/interception.py and for no other op. `tests/native/test_native_twins.py` runs each of them.
 #pragma once
 
 #include <ATen/ops/_reshape_alias_ops.h>
@@ -74,7 +74,7 @@ void put_views(torch::Library& library) {
   put_view<note, view_as_real>(library, "view_as_real");
 }
 
-/// The kernel of `LIFT` in interception/kinds.py. It calls `note` with the tensor that torch made from Python's data.
+/// The kernel of `LIFT` in record/interception.py. It calls `note` with the tensor that torch made from Python's data.
 template <void (*note)(const at::Tensor&)>
 at::Tensor run_lift(c10::DispatchKeySet keys, const at::Tensor& made) {
   constexpr c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake);

@@ -1,0 +1,580 @@
+"""See every op below autograd, through a dispatch key of torch or through a dispatch mode.
+
+`KeyInterceptor` uses a functionality key below autograd that torch 2.13 does not use (`Fake`). A kernel on it is called
+for every op while the thread includes the key, and the program does not notice it. Ops that make no bytes skip the key,
+except views that make an autograd node.
+
+`ModeInterceptor` works everywhere, but it has side effects. ATen uses out-of-place backward formulas while any mode is
+on. dynamo gives up on compiled functions unless the mode allows them.
+
+Both pass on each op with its `OpKind`: the facts that a recorder needs about an overload of ATen, computed once.
+`passes` tests whether the key works here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import torch
+
+from memwatch._torch.dispatch import (
+    FREE_KEY,
+    FREE_KEY_NAME,
+    OPS_MODULE,
+    OpOverload,
+    base_name_of,
+    call_of,
+    include_key,
+    is_key_included,
+    kernel_library,
+    op_names,
+    overload_name_of,
+    schema_of,
+    schemas,
+    takes_numbers_as_tensors,
+)
+from memwatch._torch.dynamo import disabled, frame_callback
+from memwatch._torch.fake import FakeTensor
+from memwatch._torch.modes import (
+    UncompiledMode,
+    current_mode,
+    disable_torch_dispatch,
+    disable_torch_function,
+    enable_torch_function,
+    is_torch_own,
+    mode_stack,
+    pop_mode,
+    push_mode,
+)
+from memwatch.capture.schema import ACCESSES
+from memwatch.heap.classes import ByClass, derives
+from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.patches import Patches
+from memwatch.signal_handlers import pass_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
+UNSEEN: Final = frozenset({"detach", "alias"})
+"""Ops that make no bytes and must not be seen: `nn.Parameter` needs the output of `detach` unwrapped."""
+LIFT: Final = "lift_fresh"
+"""The op through which torch passes tensors that it made from Python's data or around another library's memory.
+
+It makes no bytes and has no row in `ops`. The tensor was allocated below every op, and this is the first chance to see
+it.
+"""
+VIEWS: Final = frozenset(
+    {
+        "_reshape_alias", "as_strided", "diagonal", "expand", "permute", "select.int", "slice.Tensor",
+        "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims", "t", "transpose.int",
+        "unbind.int", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real",
+    }
+)  # fmt: skip
+"""Views whose autograd node is noted, so that memory of its backward gets the view's line. Other views are rare."""
+_BOOKKEEPING: Final = ("profiler", "prim")
+"""Namespaces of ops that compute nothing: marks of profilers, and `prim::device` of fake tensors."""
+_RESIZING: Final = frozenset({"resize_", "resize_as_", "set_", "_resize_output_"})
+"""Ops that may change the size of an argument's storage, beside those with `out=`."""
+_NUMBERS: Final[dict[type, torch.dtype]] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+"""The dtype of the tensor that torch makes of a Python number."""
+_EXPECTED: Final = 6
+"""The sum that the test op must give."""
+
+
+class OpKind:
+    """The facts that a recorder needs about an overload, computed once.
+
+    Attributes:
+        overload: the overload itself.
+        name: such as ``aten.add.Tensor``.
+        call: runs the overload.
+        takes_lists: whether an argument is a list, which may hold tensors.
+        accesses: read or write, for each argument by position.
+        write_names: names of the arguments that are written.
+        resizes: whether the op may change the storage size of an argument.
+        is_view: whether it is one of `VIEWS`, which make no bytes.
+        is_lift: whether it is `LIFT`.
+        has_no_row: whether it is a view or `LIFT`. These have rows in other tables than `ops`.
+    """
+
+    __slots__ = (
+        "_kind_with_call",
+        "_kind_with_torch_function",
+        "accesses",
+        "call",
+        "has_no_row",
+        "is_lift",
+        "is_view",
+        "name",
+        "overload",
+        "resizes",
+        "takes_lists",
+        "write_names",
+    )
+
+    def __init__(self, overload: Any) -> None:
+        arguments = schema_of(overload).arguments
+        self.overload = overload
+        self.is_view: Final = is_noted_view(overload)
+        self.is_lift: Final = is_lift(overload)
+        self.has_no_row: Final = self.is_view or self.is_lift
+        self.name = str(overload)
+        self.call: Callable[..., Any] = call_of(overload)
+        self.takes_lists = any("[]" in str(argument.type) for argument in arguments)
+        written = [
+            (position, argument.name)
+            for position, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        positions = {position for position, _ in written}
+        self.accesses: Final = tuple(
+            WRITE if position in positions else READ for position in range(len(arguments))
+        )
+        self.write_names: Final = frozenset(name for _, name in written)
+        self.resizes = bool(written) and (
+            "out" in overload_name_of(overload) or base_name_of(overload) in _RESIZING
+        )
+        self._kind_with_torch_function: OpKind | None = None
+        self._kind_with_call: OpKind | None = None
+
+    def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the arguments with tensors in place of numbers where the schema has tensors. None if nothing changes.
+
+        If C++ makes a tensor of a number, torch passes it to Python as the number, and most ops do not accept that. So
+        traced code such as `x.shape[0] // 2` fails under any dispatch mode.
+        """
+        if takes_numbers_as_tensors(base_name_of(self.overload)):
+            return None
+        restored = list(args)
+        for position, argument in enumerate(schema_of(self.overload).arguments[: len(args)]):
+            dtype = _NUMBERS.get(args[position].__class__)
+            if dtype is not None and str(argument.type) == "Tensor":
+                restored[position] = torch.scalar_tensor(args[position], dtype=dtype)
+        return None if all(new is old for new, old in zip(restored, args, strict=True)) else tuple(restored)
+
+    def with_call(self, call: Callable[..., Any]) -> OpKind:
+        """Return the same kind with another call, for one run. The next run reuses the object."""
+        kind = self._kind_with_call
+        if kind is None:
+            kind = self._kind_with_call = OpKind(self.overload)
+        kind.call = call
+        kind._kind_with_torch_function = None
+        return kind
+
+    def with_torch_function(self) -> OpKind:
+        """Return the same kind for use while __torch_function__ is off. Only its call runs with it on."""
+        if self._kind_with_torch_function is None:
+            self._kind_with_torch_function = OpKind(self.overload)
+            self._kind_with_torch_function.call = functools.partial(_with_torch_function, self.call)
+        return self._kind_with_torch_function
+
+
+def _with_torch_function(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with enable_torch_function():
+        return call(*args, **kwargs)
+
+
+def is_noted_view(overload: Any) -> bool:
+    """Return whether an overload is one of `VIEWS`."""
+    return (
+        overload.namespace == "aten" and str(overload).removeprefix("aten.").removesuffix(".default") in VIEWS
+    )
+
+
+def is_lift(overload: Any) -> bool:
+    """Return whether an overload is `LIFT`."""
+    return overload.namespace == "aten" and base_name_of(overload) == LIFT
+
+
+def mode_kind(func: Any) -> OpKind | None:
+    """Return the kind of an op that a dispatch mode sees, or None for an op that is ignored."""
+    if (
+        not isinstance(func, OpOverload)
+        or (func.is_view and not (is_noted_view(func) or is_lift(func)))
+        or base_name_of(func) in UNSEEN
+        or func.namespace in _BOOKKEEPING
+    ):
+        return None
+    return OpKind(func)
+
+
+Handler: TypeAlias = Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]
+"""A function that runs an op and returns its result. It gets the op's kind and arguments."""
+
+
+class Interceptor(Protocol):
+    """Calls the handler for every op of this thread between `start` and `stop`."""
+
+    @property
+    def name(self) -> str:
+        """``key`` or ``mode``."""
+
+    @property
+    def python_functions(self) -> tuple[Callable[..., Any], ...]:
+        """The Python functions that torch may call while dynamo evaluates frames."""
+
+    def start(self, handler: Handler) -> None:
+        """Begin to call `handler` for every op."""
+
+    def stop(self) -> None:
+        """Leave torch as it was before `start`."""
+
+    def sees_this_thread(self) -> bool:
+        """Return True in the block's thread and in autograd threads that run a backward for it."""
+
+    def pause(self) -> bool:
+        """Switch off in this thread until `resume`, for compiled code. Return whether it was on."""
+
+    def resume(self) -> None:
+        """Switch on again."""
+
+
+def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:
+    """Return True if ops have the right result while an interceptor is on."""
+    if FREE_KEY is None:
+        return False
+    try:
+        with _unseen_by_the_program():
+            start()
+            try:
+                total = (torch.ones(3, requires_grad=True) * 2).sum()
+                total.backward()
+            finally:
+                stop()
+            return total.item() == _EXPECTED
+    except (RuntimeError, AttributeError, TypeError) as error:
+        pass_on(error)
+        return False
+
+
+@contextlib.contextmanager
+def _unseen_by_the_program() -> Iterator[None]:
+    """Run memwatch's own ops below every mode of the program, with autograd as usual."""
+    with disable_torch_function(), disable_torch_dispatch(), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+_PROFILER: Final = "profiler"
+"""The namespace of the marks of profilers, which skip the key."""
+Libraries: TypeAlias = dict[str, Any]
+"""Libraries of kernels, by namespace. They stay registered as long as these objects live."""
+KernelOf: TypeAlias = Callable[[str, Any], tuple[Any, bool] | None]
+"""A function that returns an overload's kernel and whether it takes the keyset, or None for no kernel."""
+
+
+class Kernels(Protocol):
+    """A backend's kernels on the free dispatch key."""
+
+    def put(self) -> None:
+        """Register them for every op that makes bytes. Other ops skip the key."""
+
+    def take_off(self) -> None:
+        """Remove them."""
+
+
+class KernelTarget(Protocol):
+    """The object that a backend's kernels call."""
+
+    def begin(self, handler: Handler) -> None:
+        """Let the kernels call the handler, or this backend's own code."""
+
+    def end(self) -> None:
+        """Let the kernels only run the op."""
+
+
+class _Registered:
+    """The kernels that are registered on the key: one backend's at a time, from its first block on."""
+
+    kernels: Kernels | None = None
+
+
+def register(kernels: Kernels) -> None:
+    """Register a backend's kernels on the key, in place of another backend's."""
+    known = _Registered.kernels
+    if known is kernels:
+        return
+    if known is not None:
+        known.take_off()
+        _Registered.kernels = None  # no kernels are registered if the next call fails
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about every kernel that replaces another
+        kernels.put()
+    _Registered.kernels = kernels
+
+
+class KeyInterceptor:
+    """Intercept by including the free dispatch key in this thread.
+
+    Args:
+        kernels: the kernels on the key.
+        target: the object that the kernels call while a block is open.
+    """
+
+    name: Final = "key"
+    python_functions: Final[tuple[Callable[..., Any], ...]] = ()
+
+    def __init__(self, kernels: Kernels, target: KernelTarget) -> None:
+        self._kernels = kernels
+        self._target = target
+        self._on = False
+        self._patches = Patches()
+
+    def start(self, handler: Handler) -> None:
+        """Include the key in this thread."""
+        register(self._kernels)
+        self._target.begin(handler)
+        self.include(on=True)
+
+    def stop(self) -> None:
+        """Exclude the key again."""
+        self.include(on=False)
+        self._target.end()
+
+    def include(self, *, on: bool) -> None:
+        """Include the key in this thread, or exclude it."""
+        self._on = on
+        if on:
+            self._patches.put(OPS_MODULE, "key_extractor", self._keys_of)
+        else:
+            self._patches.take_off()
+        include_key(FREE_KEY, on)
+
+    def _keys_of(self, key_extractor: Callable[..., Any], tensors: Any, mask: Any) -> Any:
+        """Hide the key from operators that torch dispatches in Python, because they have no kernel on it."""
+        return key_extractor(tensors, mask.remove(FREE_KEY))
+
+    def sees_this_thread(self) -> bool:
+        """Return whether this thread includes the key. autograd passes it on to the threads of other devices."""
+        return bool(is_key_included(FREE_KEY))
+
+    def pause(self) -> bool:
+        """Exclude the key in this thread; return whether it was included."""
+        included = is_key_included(FREE_KEY)
+        include_key(FREE_KEY, False)
+        return included
+
+    def resume(self) -> None:
+        """Include the key in this thread again."""
+        if self._on:
+            include_key(FREE_KEY, True)
+
+
+def put_kernels(kernel_of: KernelOf | None) -> Libraries:
+    """Register a kernel for every overload that makes bytes, and for some views. Other overloads skip the key.
+
+    Each overload has a kernel of its own. One fallback for all would not do: FakeTensorMode switches itself off while
+    it runs an op. In this state torch looks a Python kernel up by overload, and does not find a fallback.
+
+    Args:
+        kernel_of: None if a kernel outside these libraries serves every overload that makes bytes.
+    """
+    libraries: Libraries = {}
+    for space, name, overload in _overloads(_names_that_may_pass() if kernel_of is None else op_names()):
+        if space not in libraries:
+            libraries[space] = kernel_library(space, __file__)
+        is_passing_view = overload.is_view and not (is_noted_view(overload) or is_lift(overload))
+        if is_passing_view or base_name_of(overload) in UNSEEN or space == _PROFILER:
+            libraries[space].impl(name, FREE_KEY_NAME, torch.library.fallthrough_kernel, False)
+        elif kernel_of is not None and (found := kernel_of(space, overload)) is not None:
+            kernel, takes_keyset = found
+            libraries[space].impl(name, FREE_KEY_NAME, kernel, takes_keyset)
+    return libraries
+
+
+def _names_that_may_pass() -> list[str]:
+    """Return the qualified names of overloads that may skip the key: views, and overloads of a few names.
+
+    torch makes an object of `torch.ops` for each overload that is read. Making thousands of them would take longer than
+    the first block.
+    """
+    makes_bytes = {
+        f"{schema.name}.{schema.overload_name}".removesuffix(".")
+        for schema in schemas()
+        if not _is_view(schema) and schema.name.rpartition("::")[2] not in UNSEEN
+    }
+    return [name for name in op_names() if name not in makes_bytes or name.startswith(f"{_PROFILER}::")]
+
+
+def _is_view(schema: Any) -> bool:
+    """Return True for the schema of a view, as `is_view` of its overload would be."""
+    written = [each.alias_info.is_write for each in schema.arguments if each.alias_info is not None]
+    return bool(written) and not any(written)
+
+
+def _overloads(names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the defined overloads of some qualified names: the namespace, the name within, and the overload."""
+    for qualified in names:
+        space, name = qualified.split("::")
+        if space in {"prim", "_"}:
+            continue
+        base, _, overload = name.partition(".")
+        try:
+            yield space, name, getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+        except (AttributeError, RuntimeError) as error:
+            pass_on(error)
+            continue  # some ops lack a Python binding, so Python code cannot call them
+
+
+_PATIENCE_CALLS: Final = 10_000_000
+"""Python calls that a mode, stopped inside an op, waits for the op's return. A guess."""
+
+
+class ModeInterceptor(UncompiledMode):
+    """Intercept with a TorchDispatchMode that dynamo ignores.
+
+    Args:
+        dispatch: called for every op in place of `__torch_dispatch__` below, with the mode and the same arguments. A C
+            function has no frame, so dynamo cannot compile it.
+    """
+
+    name: Final = "mode"
+    supports_higher_order_operators = True
+    """Ops inside such operators are not seen, because torch removes the mode meanwhile."""
+
+    def __init__(self, dispatch: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self._dispatch = dispatch
+        self._handler: Handler | None = None
+        self._kinds: dict[int, OpKind | None] = {}
+        self._overloads: list[Any] = []
+        self._thread = threading.get_ident()
+        self._at_entry: list[Any] = []
+        self.python_functions: tuple[Callable[..., Any], ...] = (ModeInterceptor.__torch_dispatch__,)
+
+    def start(self, handler: Handler) -> None:
+        """Push the mode."""
+        self._handler = handler
+        if self._dispatch is not None:  # torch requires a method of the mode
+            self.__dict__["__torch_dispatch__"] = MethodType(self._dispatch, self)
+        self._at_entry = [mode for mode in mode_stack() if is_torch_own(mode)]
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Remove the mode from the stack. Modes that the program pushed later stay."""
+        if self._is_pushed():
+            self._take_off()
+        elif self._handler is not None and sys.getprofile() is None and threading.get_ident() == self._thread:
+            # the block ends inside an op: torch puts the mode back when the op returns
+            sys.setprofile(functools.partial(self._take_off_later, iter(range(_PATIENCE_CALLS))))
+        self._handler = None
+        self.__dict__.pop("__torch_dispatch__", None)
+
+    def _is_pushed(self) -> bool:
+        return any(mode is self for mode in mode_stack())
+
+    def _take_off(self) -> None:
+        above = []
+        while current_mode() is not self:
+            above.append(pop_mode())
+        self.__exit__(None, None, None)
+        for mode in reversed(above):
+            push_mode(mode)
+
+    def _take_off_later(self, tries: Iterator[int], *call: Any) -> None:
+        """Remove the mode when torch has put it back. Python's profiler hook runs before the next op can begin."""
+        started_again = self._handler is not None
+        back = self._is_pushed()
+        if started_again or back or next(tries, None) is None:
+            sys.setprofile(None)
+        if back and not started_again:
+            self._take_off()
+
+    def sees_this_thread(self) -> bool:
+        """Return whether the mode is on in this thread. autograd passes it on to the threads of other devices."""
+        return self._is_pushed()
+
+    def pause(self) -> bool:
+        """Stay on, because dynamo ignores this mode; return True."""
+        return True
+
+    def resume(self) -> None:
+        """Do nothing, because `pause` left the mode on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Pass the op to the recorder, unless a tensor subclass dispatches it itself."""
+        if frame_callback() is not None:
+            return _unseen_by_dynamo(self._hand_on, func, types, args, kwargs or {})
+        return self._hand_on(func, types, args, kwargs or {})
+
+    def _hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pass an op to the recorder, unless the op is not recorded or a subclass dispatches it itself."""
+        handler = self._handler
+        if handler is None:
+            return func(*args, **kwargs)
+        try:
+            beneath = mode_stack() if types and any(_dispatches_itself(kind) for kind in types) else None
+            kind = None if beneath is not None else self._kind_of(func)
+        except MemoryError:  # the op is not recorded
+            return func(*args, **kwargs)
+        if beneath is not None:
+            return self._leave_to(beneath, func, args, kwargs)
+        if kind is None:
+            return func(*args, **kwargs)
+        return handler(kind, args, kwargs)
+
+    def _kind_of(self, func: Any) -> OpKind | None:
+        try:
+            return self._kinds[id(func)]
+        except KeyError as error:
+            pass_on(error)
+            self._overloads.append(func)  # keeps it alive, so that its id stays unique
+            kind = self._kinds[id(func)] = mode_kind(func)
+            return kind
+
+    def _leave_to(self, beneath: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the subclass of an op's arguments run it, after the modes beneath this one.
+
+        If a mode declines, torch calls no further mode. So the op starts again with this mode as the lowest one, and
+        this mode sees the ops that the subclass runs. torch's own modes are always the lowest, and torch calls a
+        subclass before them. An own mode of torch that was pushed inside the block is tracing, so the op belongs to it.
+        A FakeTensorMode from before the block makes the tensors of the program.
+        """
+        if all(any(mode is known for known in self._at_entry) for mode in beneath):
+            return NotImplemented
+        if any(is_torch_own(mode) for mode in beneath):
+            return func(*args, **kwargs)
+        for _ in beneath:
+            pop_mode()
+        try:
+            for mode in (self, *beneath):
+                push_mode(mode)
+            return func(*args, **kwargs)
+        finally:
+            while current_mode() is not None:
+                pop_mode()
+            for mode in beneath:
+                push_mode(mode)
+
+
+_disabled: Callable[..., Any] | None = None
+
+
+def _unseen_by_dynamo(function: Callable[..., Any], *args: Any) -> Any:
+    global _disabled  # noqa: PLW0603  # not functools.cache: dynamo warns about it
+    if _disabled is None:
+        _disabled = disabled(lambda function, *args: function(*args))
+    return _disabled(function, *args)
+
+
+def _has_own_dispatch(kind: type) -> bool:
+    if kind is torch.Tensor or kind is torch.nn.Parameter or derives(kind, FakeTensor):
+        return False
+    name = "__torch_dispatch__"
+    own = next(names[name] for names in map(type_dict, mro_of(kind)) if name in names)
+    return own is not type_dict(torch.Tensor)[name]
+
+
+_dispatches_itself: Final = ByClass(_has_own_dispatch)

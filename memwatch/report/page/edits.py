@@ -1,0 +1,395 @@
+"""The lines of the program that a finding asks to change: as they are, and as they would be.
+
+A line is only changed here if its text and the path of references decide the change. All else stays advice. The rules
+stand in one list, and the first that knows an edit decides.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TypedDict
+
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.findings import FindingKind
+from memwatch.report.page.privacy import file_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from memwatch.kinds.edges import Edge
+    from memwatch.report.page.parts import CodeReader
+    from memwatch.report.source import Finding
+
+KEPT: Final = " "
+REMOVED: Final = "-"
+ADDED: Final = "+"
+_VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.GLOBAL)
+_LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES: Final = (*_FUNCTIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_NEEDS_NO_BRACKETS: Final = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+_DETACH: Final = ".detach()"
+_GRAPHLESS: Final = ("detach", "item", "tolist", "numpy")
+_FLAG_OF: Final = {FindingKind.OPTIMIZER: ("foreach", "False"), FindingKind.FUSED: ("fused", "True")}
+
+
+class EditLine(TypedDict):
+    """One line of an edit: as it is, without it, or new."""
+
+    sign: str
+    text: str
+
+
+class Edit(TypedDict):
+    """Neighbouring lines of one file."""
+
+    site: str
+    """`file:line` of the first line that is in the file."""
+    lines: list[EditLine]
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The text of one file of the program."""
+
+    file: str
+    text: str
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    @cached_property
+    def tree(self) -> ast.Module | None:
+        try:
+            return ast.parse(self.text)
+        except (SyntaxError, ValueError, RecursionError):  # a notebook's cell may hold magics
+            return None
+
+    def scope(self, line: int) -> ast.AST | None:
+        """Return the innermost function around a line, or the module."""
+        if self.tree is None:
+            return None
+        around = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, _FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda node: node.lineno, default=self.tree)
+
+    def replaced(self, line: int, column: int, end_column: int, text: str) -> Edit | None:
+        """Return the edit that puts a text in place of a part of a line; columns are bytes, as `ast` counts them."""
+        before = self.lines[line - 1]
+        coded = before.encode("utf-8")
+        after = (coded[:column] + text.encode("utf-8") + coded[end_column:]).decode("utf-8")
+        return self._edit(line, [(REMOVED, before), (ADDED, after)])
+
+    def added_below(self, first: int, last: int, text: str) -> Edit:
+        """Return the edit that adds a line, indented as the first of some lines, below the last of them."""
+        kept = self.lines[first - 1 : last]
+        indent = kept[0][: len(kept[0]) - len(kept[0].lstrip())]
+        return self._edit(first, [*((KEPT, line) for line in kept), (ADDED, indent + text)])
+
+    def _edit(self, line: int, lines: Sequence[tuple[str, str]]) -> Edit:
+        return Edit(
+            site=f"{self.file}:{line}",
+            lines=[EditLine(sign=sign, text=text.rstrip()) for sign, text in lines],
+        )
+
+
+def edit_of(finding: Finding, code: CodeReader) -> Edit | None:
+    """Return the lines of the program that a finding asks to change; None if none are known.
+
+    Args:
+        finding: the finding.
+        code: reads the sources of the program.
+    """
+    edits = (rule(finding, code) for rule in _RULES)
+    return next((edit for edit in edits if edit is not None), None)
+
+
+def _as_it_is(site: str, code: CodeReader) -> Edit | None:
+    line = _line_of(site)
+    text = code.indented(file_of(site), line).strip() if line else ""
+    return Edit(site=site, lines=[EditLine(sign=KEPT, text=text)]) if text else None
+
+
+def _detached(finding: Finding, code: CodeReader) -> Edit | None:
+    """A list or a sum that keeps the graph of each pass: keep `.detach()` of what it gets."""
+    program = _program(finding.site, code)
+    if finding.kind != FindingKind.GRAPH or program is None:
+        return None
+    value = _value_kept(finding, program)
+    if value is None or value.lineno != value.end_lineno or _is_without_graph(value):
+        return None
+    start, end = value.col_offset, value.end_col_offset or 0
+    text = program.lines[value.lineno - 1].encode("utf-8")[start:end].decode("utf-8")
+    new = text if isinstance(value, _NEEDS_NO_BRACKETS) else f"({text})"
+    return program.replaced(value.lineno, start, end, new + _DETACH)
+
+
+def _value_kept(finding: Finding, program: _Program) -> ast.expr | None:
+    """Return the expression whose result a list or a sum keeps in each pass; None if there is not exactly one."""
+    edges: Sequence[Edge] = getattr(finding, "edges", ())
+    if not edges or edges[0].kind not in _VARIABLES or not edges[0].name:
+        return None
+    scope = program.scope(_line_of(finding.site)) if edges[0].kind is EdgeKind.LOCAL else program.tree
+    kinds = [edge.kind for edge in edges[1:]]
+    if scope is None:
+        return None
+    if kinds in ([EdgeKind.ITEM], [EdgeKind.ITEM, EdgeKind.GRAPH]):
+        return _only_appended(scope, edges[0].name)
+    return _only_summand(scope, edges[0].name) if kinds == [EdgeKind.GRAPH] else None
+
+
+def _filled(finding: Finding, code: CodeReader) -> Edit | None:
+    """Another list that grows: the line that fills it, as it is."""
+    program = _program(finding.site, code)
+    value = (
+        None if program is None or not getattr(finding, "growth_bytes", 0) else _value_kept(finding, program)
+    )
+    return None if program is None or value is None else _as_it_is(f"{program.file}:{value.lineno}", code)
+
+
+def _only_appended(scope: ast.AST, name: str) -> ast.expr | None:
+    """Return the argument of the only call in a scope that puts something into a list; None if there are several."""
+    calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call) and _is_method_of(node, name)]
+    fills = [call for call in calls if getattr(call.func, "attr", "") in ("append", "extend", "insert")]
+    is_filled_otherwise = any(
+        (isinstance(node, ast.AugAssign) and _is_name(node.target, name))
+        or (
+            isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_name(node.value, name)
+        )
+        for node in ast.walk(scope)
+    )
+    if len(fills) != 1 or is_filled_otherwise or getattr(fills[0].func, "attr", "") != "append":
+        return None
+    values = fills[0].args
+    return values[0] if len(values) == 1 and not fills[0].keywords else None
+
+
+def _only_summand(scope: ast.AST, name: str) -> ast.expr | None:
+    """Return what is added to a variable that otherwise only gets numbers; None if there are several."""
+    sums = [
+        node for node in ast.walk(scope) if isinstance(node, ast.AugAssign) and _is_name(node.target, name)
+    ]
+    others = [
+        node.value
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign) and any(_is_name(target, name) for target in node.targets)
+    ]
+    stores = [node for node in _names(scope, name) if isinstance(node.ctx, ast.Store)]
+    is_number = all(isinstance(value, ast.Constant) for value in others)
+    if len(sums) != 1 or not isinstance(sums[0].op, ast.Add) or not is_number:
+        return None
+    return sums[0].value if len(stores) == len(sums) + len(others) else None
+
+
+def _is_without_graph(value: ast.expr) -> bool:
+    return isinstance(value, (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Starred)) or (
+        isinstance(value, ast.Call) and getattr(value.func, "attr", "") in _GRAPHLESS
+    )
+
+
+def _deleted(finding: Finding, code: CodeReader) -> Edit | None:
+    """A local variable that nothing reads after a line: `del` it below that line."""
+    edges: Sequence[Edge] = getattr(finding, "edges", ())
+    last_used: str = getattr(finding, "last_used", "")
+    kinds = FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.ITERATION
+    program = _program(last_used, code)
+    if finding.kind not in kinds or program is None or [edge.kind for edge in edges] != [EdgeKind.LOCAL]:
+        return None
+    name, line = edges[0].name, _line_of(last_used)
+    scope = program.scope(line)
+    is_same = file_of(finding.site) == program.file and program.scope(_line_of(finding.site)) is scope
+    if not name or not is_same or not isinstance(scope, _FUNCTIONS):
+        return None
+    statement = _statement_at(scope, line)
+    if statement is None or not _may_be_deleted_after(scope, statement, name):
+        return None
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    stands_alone = not program.lines[first - 1][: statement.col_offset].strip()
+    ends_alone = (
+        not program.lines[last - 1].encode("utf-8")[statement.end_col_offset or 0 :].lstrip().startswith(b";")
+    )
+    return program.added_below(first, last, f"del {name}") if stands_alone and ends_alone else None
+
+
+def _statement_at(scope: ast.AST, line: int) -> ast.stmt | None:
+    """Return the simple statement at a line, after which the same block goes on."""
+    simple = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+    found = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, simple) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _may_be_deleted_after(scope: ast.AST, statement: ast.stmt, name: str) -> bool:
+    """Return True if no code of a function can read a variable after a statement.
+
+    In a loop, each pass must give the variable its value before it reads it.
+    """
+    names = _names(scope, name)
+    inner = [node for node in ast.walk(scope) if isinstance(node, _SCOPES) and node is not scope]
+    is_captured = any(_is_name(node, name) for each in inner for node in ast.walk(each))
+    is_declared = any(
+        isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names for node in ast.walk(scope)
+    )
+    if is_captured or is_declared or any(isinstance(node.ctx, ast.Del) for node in names):
+        return False
+    end = statement.end_lineno or statement.lineno
+    loads = [node.lineno for node in names if isinstance(node.ctx, ast.Load)]
+    is_stored = any(isinstance(node.ctx, ast.Store) for node in _names(statement, name))
+    if is_stored or not loads or max(loads) > end:
+        return False
+    for loop in (node for node in ast.walk(scope) if isinstance(node, _LOOPS)):
+        if not loop.lineno <= statement.lineno <= (loop.end_lineno or 0):
+            continue
+        bound = [each.lineno for each in loop.body if isinstance(each, ast.Assign) and _binds(each, name)]
+        first = min((load for load in loads if load >= loop.lineno), default=end)
+        if not bound or min(bound) >= first or min(bound) >= statement.lineno:
+            return False
+    return True
+
+
+def _binds(statement: ast.Assign, name: str) -> bool:
+    return any(
+        isinstance(node.ctx, ast.Store) for target in statement.targets for node in _names(target, name)
+    )
+
+
+def _set_to_none(finding: Finding, code: CodeReader) -> Edit | None:
+    """Gradients that `zero_grad(set_to_none=False)` fills with zeros: the same call with True."""
+    program = _program(finding.site, code)
+    if finding.kind != FindingKind.SET_TO_NONE or program is None or program.tree is None:
+        return None
+    values = [
+        keyword.value
+        for call in ast.walk(program.tree)
+        if isinstance(call, ast.Call) and call.lineno <= _line_of(finding.site) <= (call.end_lineno or 0)
+        for keyword in call.keywords
+        if getattr(call.func, "attr", "") == "zero_grad" and keyword.arg == "set_to_none"
+    ]
+    if len(values) != 1 or not isinstance(values[0], ast.Constant) or values[0].value is not False:
+        return None
+    return program.replaced(values[0].lineno, values[0].col_offset, values[0].end_col_offset or 0, "True")
+
+
+def _optimizer_flag(finding: Finding, code: CodeReader) -> Edit | None:
+    """An optimizer that the same file makes: the same call with one keyword more."""
+    program = _program(finding.site, code)
+    flag = _FLAG_OF.get(finding.kind)  # type: ignore[call-overload]
+    if flag is None or program is None or program.tree is None:
+        return None
+    made = [
+        node
+        for node in ast.walk(program.tree)
+        if isinstance(node, ast.Call) and _is_optimizer(node, program.tree)
+    ]
+    if len(made) != 1 or any(keyword.arg is None for keyword in made[0].keywords):
+        return None
+    if not _steps_at(program.tree, _line_of(finding.site)) & _names_of(program.tree, made[0]):
+        return None  # the optimizer that steps comes from elsewhere
+    given = [keyword for keyword in made[0].keywords if keyword.arg in ("foreach", "fused")]
+    if given:
+        old = given[0].value
+        is_same = len(given) == 1 and given[0].arg == flag[0] and old.lineno == old.end_lineno
+        return (
+            program.replaced(old.lineno, old.col_offset, old.end_col_offset or 0, flag[1])
+            if is_same
+            else None
+        )
+    call, line = made[0], program.lines[made[0].lineno - 1].encode("utf-8")
+    end = (call.end_col_offset or 0) - 1
+    has_room = call.lineno == call.end_lineno and line[:end].rstrip()[-1:] not in (b",", b"(")
+    return program.replaced(call.lineno, end, end, f", {flag[0]}={flag[1]}") if has_room else None
+
+
+def _steps_at(tree: ast.Module, line: int) -> set[str]:
+    """Return the names of the objects whose `step()` a line calls."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line)
+    functions = [
+        call.func for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+    ]
+    return {name for function in functions if (name := _last_name(function.value))}
+
+
+def _names_of(tree: ast.Module, value: ast.expr) -> set[str]:
+    """Return the names that an assignment gives to a value."""
+    assigned = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and node.value is value)
+    return {name for node in assigned for target in node.targets if (name := _last_name(target))}
+
+
+def _last_name(node: ast.expr) -> str:
+    """Return `optimizer` of `optimizer` and of `self.optimizer`."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _is_optimizer(call: ast.Call, tree: ast.Module) -> bool:
+    """Return True if a call makes an optimizer of torch: its names are from `torch.optim`."""
+    if isinstance(call.func, ast.Attribute):
+        return ast.unparse(call.func.value) in ("torch.optim", "optim") and call.func.attr[:1].isupper()
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "torch.optim"
+        for alias in node.names
+    }
+    return isinstance(call.func, ast.Name) and call.func.id in imported and call.func.id[:1].isupper()
+
+
+def _program(site: str, code: CodeReader) -> _Program | None:
+    text = code.text(file_of(site)) if site and _line_of(site) else ""
+    return _Program(file_of(site), text) if text else None
+
+
+def _line_of(site: str) -> int:
+    number = site.rpartition(":")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _names(scope: ast.AST, name: str) -> list[ast.Name]:
+    return [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == name]
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_method_of(call: ast.Call, name: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and _is_name(call.func.value, name)
+
+
+def calls_of_backward(line: str, code: CodeReader) -> Edit | None:
+    """Return a line that only calls `backward()` of a loss, without it; None if the line does more.
+
+    Args:
+        line: its `file:line`.
+        code: reads the sources of the program.
+    """
+    edit = _as_it_is(line, code)
+    if edit is None:
+        return None
+    text = edit["lines"][0]["text"]
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    statement = tree.body[0] if len(tree.body) == 1 else None
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or getattr(call.func, "attr", "") != "backward" or call.args:
+        return None
+    return Edit(site=line, lines=[EditLine(sign=REMOVED, text=text)])
+
+
+_RULES: Final[tuple[Callable[[Finding, CodeReader], Edit | None], ...]] = (
+    _detached,
+    _deleted,
+    _set_to_none,
+    _optimizer_flag,
+    _filled,
+)
