@@ -69,14 +69,6 @@ def _counts_for_the_eye(z):
     return z.square().mean()
 
 
-def _rows_in_the_order_of_their_choices(z):
-    """The experts of a mixture get their tokens so."""
-    choices = _choices(z)
-    order = choices.argsort()
-    ends = torch.histc(choices.float(), _CLASSES, 0, _CLASSES - 1).cumsum(0).int()
-    return (z[order] * ends[choices[order].long()].gt(0)[:, None]).square().mean()
-
-
 @pytest.mark.parametrize(
     ("loss_of", "is_offered"),
     [
@@ -89,6 +81,24 @@ def _rows_in_the_order_of_their_choices(z):
 def test_a_loss_with_counts_of_the_whole_batch_gets_no_split(loss_of, is_offered):
     model, x = _chain(), torch.randn(_BATCH, _WIDTH)
     assert _is_split(model, lambda x: loss_of(model(x)), x) == is_offered
+
+
+@pytest.mark.skipif(not hasattr(functional, "grouped_mm"), reason="torch has no public grouped product")
+@pytest.mark.parametrize("balances", [True, False])
+def test_counts_that_only_give_the_tokens_to_their_experts_are_no_loss(balances):
+    """The twin also adds a balance loss."""
+    model, x = _chain(), torch.randn(_BATCH, _WIDTH)
+    experts = nn.Parameter(torch.randn(4, _CLASSES, 32))
+
+    def loss_of(x):
+        z = model(x)
+        choices, order = (z.detach()[:, :4].argmax(-1)).sort()
+        counts = torch.histc(choices.float(), 4, 0, 3)
+        found = functional.grouped_mm(z[order], experts, offs=counts.cumsum(0).int())
+        balance = (counts / len(z) * z[:, :4].softmax(-1).mean(0)).sum()
+        return found.square().mean() + (balance if balances else 0.0)
+
+    assert _is_split(model, loss_of, x) == (not balances)
 
 
 @pytest.mark.parametrize(

@@ -230,8 +230,7 @@ class BatchMeans:
         self._means: set[int] = set()  # storages
         self._mixed: set[int] = set()
         self._sums: set[int] = set()  # sums over the batch that no op has divided
-        strings, shapes = facts.strings, facts.capture.tables["births"]["shape"]
-        self._is_integer = lambda storage: shapes[storage] != NONE and "int" in str(strings[shapes[storage]])
+        self._strings, self._shapes = facts.strings, facts.capture.tables["births"]["shape"]
 
     def has_mixed(
         self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
@@ -330,6 +329,10 @@ class BatchMeans:
         stack, module = self._places[op]
         is_module = module != NONE and self._classes[module] == "CrossEntropyLoss"
         return (stack != NONE or is_module) and (stack, module) in self._entropies
+
+    def _is_integer(self, storage: int) -> bool:
+        shape = int(self._shapes[storage])
+        return shape != NONE and "int" in str(self._strings[shape])
 
     def _has_rows(self, storage: int) -> bool:
         return bool(self._places_of_batch(self._dimensions(storage)))

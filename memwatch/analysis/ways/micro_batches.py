@@ -401,10 +401,10 @@ def _follow(
         if maker[op] != NONE:  # an op of backward: the sizes of the parameters that its forward op read
             read = uses_by_op.within(int(maker[op]), int(maker[op]) + 1)
             read = storage[read[access[read] != _OUTPUT]]
-            read = [each for each in read.tolist() if each not in derived and each not in data]
+            weights = [each for each in read.tolist() if each not in derived and each not in data]
             # a product that reads a weight gives the gradient of the other factor, which may have the same shape
-            if base_names[int(ops["name"][op])] not in MATRIX_PRODUCTS or not set(read) & set(given):
-                others = [sorted(dimensions(each)) for each in read]
+            if base_names[int(ops["name"][op])] not in MATRIX_PRODUCTS or not set(weights) & set(given):
+                others = [sorted(dimensions(each)) for each in weights]
         for row in made_by.within(op, op + 1).tolist():
             number = int(allocations.storage[row])
             if not allocations.counted[row] or lasting[row] or number in of_gradient:
