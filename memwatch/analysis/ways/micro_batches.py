@@ -415,14 +415,10 @@ def _follow(
             its = dimensions(number)
             if sorted(its) in others:
                 continue  # a gradient has the shape of its tensor, or that of its transpose
-            if (
-                _has_row_per_sample(its, int(allocations.nbytes[row]), batch)
-                or tuple(its) in rearranged
-                or _has_batch_further_on(its, map(dimensions, derived.intersection(given)), batch)
-            ):
+            if _has_batch_further_on(its, map(dimensions, derived.intersection(given)), batch):
+                rearranged.add(tuple(its))
+            if tuple(its) in rearranged or _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
                 found.append(row)
-                if not _has_row_per_sample(its, 0, batch):
-                    rearranged.add(tuple(its))
     return _Followed(np.array(found, dtype=np.int64), derived, counts_targets)
 
 
