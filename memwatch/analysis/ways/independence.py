@@ -4,13 +4,17 @@ The loss of a batch must be a mean over its samples. Then the gradients of the p
 recording shows most of the exceptions:
 
 1. An op combines each sample with the others, as a contrastive loss does with `z @ z.T` (`mixes_samples`).
-2. The loss is not linear in a mean over the batch, such as the product of two means (`BatchMeans`).
-3. The model writes a buffer or parameter in its forward and reads it too, such as a queue: later parts would read the
+2. The loss is not linear in a mean over the batch, such as the product of two means (`BatchMeans`). An op that memwatch
+   does not know counts as not linear if its result lacks the batch.
+3. The loss has a sum over the batch that no op divides (`BatchMeans.is_sum`).
+4. The model writes a buffer or parameter in its forward and reads it too, such as a queue: later parts would read the
    values of earlier parts (`state_of_forward`).
-4. A cross entropy weighs its classes: it divides by the sum of the weights of the whole batch (`weighs_classes`).
+5. A forward reads a result of an earlier one, such as the state of a recurrent network (`CarriedResults`).
+6. A cross entropy weighs its classes: it divides by the sum of the weights of the whole batch (`weighs_classes`).
 
-Ops and sizes are recorded, but no values. So the padding that a cross entropy ignores stays unknown. The lines of the
-way count the targets of each part for this reason.
+Ops and sizes are recorded, but no values and no numbers among the arguments. So the padding that a cross entropy
+ignores stays unknown. The lines of the way count the targets of each part for this reason. The dimension of a softmax
+is unknown too, and whether a loss of torch is a mean or a sum (`reduction="sum"`).
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
-from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, NONE
+from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE
 from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
@@ -35,12 +39,21 @@ if TYPE_CHECKING:
 LEADING: Final = 2
 """The batch is one of so many leading dimensions: in recurrent networks, time is the first dimension."""
 
+_INPUT: Final = ROLES.index("input")
 _WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
 _STATES: Final = (ROLES.index("parameter"), ROLES.index("buffer"))
 
-_PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "_euclidean_dist", "_cdist_forward")
+MATRIX_PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
+_PRODUCTS: Final = (*MATRIX_PRODUCTS, "_euclidean_dist", "_cdist_forward")
 """Ops that combine each row of one matrix with each row or column of another (torch 2.13). `torch.einsum` calls `bmm`
 for two matrices too."""
+_ALONG_ONE_DIMENSION: Final = frozenset((
+    "_log_softmax", "_softmax", "argsort", "cummax", "cummin", "cumprod", "cumsum", "flip", "log_softmax",
+    "logcumsumexp", "roll", "softmax", "sort", "topk",
+))  # fmt: skip
+"""Ops that combine the values along one dimension and keep it. Which one is not recorded."""
+_RECURRENT_LAYERS: Final = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+"""Ops that run a layer over a sequence. Its first dimension is the time."""
 _PAIRED: Final = (
     "sub",
     "add",
@@ -66,11 +79,20 @@ _SUMS: Final = frozenset((
     "sum", *_NLL,
 ))  # fmt: skip
 """Ops that add up values of the samples, or compute the mean."""
+_PLAIN_SUMS: Final = ("dot", "nansum", "sum")
+"""Those that never divide by the number of samples."""
+_DIVIDING: Final = ("div", "mean", "nanmean")
 _OTHER_REDUCTIONS: Final = frozenset((
     "amax", "amin", "linalg_vector_norm", "logsumexp", "max", "median", "min", "norm", "prod", "std", "std_mean", "var",
     "var_mean",
 ))  # fmt: skip
 """Ops that combine the values of the samples, and not by a sum."""
+_COUNTS: Final = frozenset(("_unique", "_unique2", "bincount", "histc", "unique_consecutive", "unique_dim"))
+"""Ops that count equal values: their result never has the batch, whatever its size."""
+_PICKS: Final = frozenset(("index", "index_select", "masked_select", "nonzero", "take"))
+"""Ops that take some of the values."""
+_PLACED_BY_INTEGERS: Final = frozenset(("_grouped_mm", "embedding", "gather", "index", "index_select"))
+"""Ops whose integers only choose rows. The experts of a mixture get their tokens by such a count."""
 _LINEAR: Final = frozenset((
     "_to_copy", "_unsafe_view", "add", "alias", "cat", "clone", "copy", "detach", "diagonal", "div", "expand", "index",
     "lift_fresh", "mean", "mul", "nan_to_num", "neg", "permute", "reshape", "rsub", "select", "slice", "squeeze",
@@ -98,28 +120,91 @@ def base_of(name: str) -> str:
     return base[:-1] if base.endswith("_") else base
 
 
-def mixes_samples(base: str, given: list[list[int]], results: list[list[int]]) -> bool:
-    """Return True if an op whose arguments all come from the batch combines each sample with the others.
+def mixes_samples(
+    base: str,
+    given: list[list[int]],
+    results: list[list[int]],
+    *,
+    derived: list[bool],
+    batch: int,
+    is_differentiated: bool,
+) -> bool:
+    """Return True if an op combines each sample with the others.
 
     The logits of a contrastive loss are such a product: `z @ z.T` has a row and a column for each sample. So is the
-    covariance `z.T @ z`.
+    covariance `z.T @ z`. The product of the adjacency matrix of a graph with the features of its nodes sums over the
+    nodes.
 
     Args:
         base: the op, as `mm`.
-        given: the sizes of its arguments.
+        given: the sizes of its arguments, in their order.
         results: the sizes of its results.
+        derived: for each argument, whether it comes from the batch.
+        batch: the number of samples.
+        is_differentiated: whether the backward of the op ran.
     """
-    if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
-        return any(sum(size > 1 for size in its) <= 2 for its in results)  # a matrix
-    if base in _PAIRED and given:
-        largest = max(map(math.prod, given))
-        leading = {its[0] for its in given if its}
-        return any(
-            its.count(size) > 1 and math.prod(its) >= size * largest
-            for size in leading - {1}
-            for its in results
-        )
+    if all(derived):
+        if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
+            if any(sum(size > 1 for size in its) <= 2 for its in results):  # a matrix
+                return True
+        elif base in _PAIRED and given:
+            largest = max(map(math.prod, given))
+            leading = {its[0] for its in given if its}
+            return any(
+                its.count(size) > 1 and math.prod(its) >= size * largest
+                for size in leading - {1}
+                for its in results
+            )
+    if not results:
+        return False
+    its = results[0]
+    if base in _ALONG_ONE_DIMENSION:
+        # an order of the samples alone, as for packed sequences, combines no values
+        its = given[0] if base == "topk" and given else its
+        return is_differentiated and [size % batch for size in its if size > 1] == [0]
+    if base.startswith("_scaled_dot_product"):
+        return len(its) > 2 and its[0] % batch != 0 and its[-2] % batch == 0
+    if base in _RECURRENT_LAYERS and given and len(given[0]) == 3:
+        return given[0][0] % batch == 0 and given[0][1] % batch != 0
+    return base in MATRIX_PRODUCTS and _sums_over_samples(given, its, derived, batch)
+
+
+def _sums_over_samples(given: list[list[int]], result: list[int], derived: list[bool], batch: int) -> bool:
+    """Return True if a product of two matrices, or of two stacks of matrices, sums over the samples.
+
+    The sizes of an argument are those of its storage, so the argument may be a transposed matrix, or may have fewer
+    dimensions.
+    """
+    if len(given) < 2:
+        return False
+    first, second = given[-2:]
+    is_first, is_second = derived[-2:]
+    has_batch = [
+        is_derived and _has_multiple(its, batch)
+        for its, is_derived in ((first, is_first), (second, is_second))
+    ]
+    if len(result) == 1:  # a matrix and a vector
+        return has_batch[1] and len(second) == 1
+    stack, rows, columns = math.prod(result[:-2]), result[-2], result[-1]
+    if stack > 1 and stack % batch == 0:
+        return False
+    if all(has_batch):
+        return rows % batch == columns % batch == 0
+    if stack > 1:
+        return False
+    if has_batch[0]:
+        summed, left = math.prod(second) // columns, math.prod(first[:-1])
+        return rows == first[-1] != left == summed
+    if has_batch[1]:
+        if columns == second[-1]:
+            return True
+        return columns != math.prod(second[:-1]) and columns % batch != 0
     return False
+
+
+def _has_multiple(dimensions: list[int], batch: int) -> bool:
+    """Return True if a leading dimension may be the batch."""
+    return any(size and size % batch == 0 for size in dimensions[:LEADING])
 
 
 class BatchMeans:
@@ -144,6 +229,8 @@ class BatchMeans:
         self._entropies: set[tuple[int, int]] = set()  # calls of cross_entropy
         self._means: set[int] = set()  # storages
         self._mixed: set[int] = set()
+        self._sums: set[int] = set()  # sums over the batch that no op has divided
+        self._strings, self._shapes = facts.strings, facts.capture.tables["births"]["shape"]
 
     def has_mixed(
         self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
@@ -161,6 +248,8 @@ class BatchMeans:
             return False
         if base in _NLL:
             self._entropies.add(self._places[op])
+        if base in _PLACED_BY_INTEGERS:
+            given = [each for each in given if each not in self._mixed or not self._is_integer(each)]
         is_mixed = not self._mixed.isdisjoint(given)
         means = [each for each in given if each in self._means]
         samples = [each for each in given if each in derived and each not in self._means]
@@ -168,15 +257,64 @@ class BatchMeans:
             is_mixed = self._is_other_than_linear(op, base, given, len(means)) or any(
                 map(self._has_rows, samples)
             )
-        elif samples and not is_mixed and any(self._is_reduced(samples, each) for each in changed):
-            is_mixed = base in _OTHER_REDUCTIONS
-            if base in _SUMS:
+            self._follow_sums(base, given, changed)
+        elif samples and not is_mixed:
+            is_mixed = self._is_unknown_reduction(base, samples, changed)
+            if not is_mixed and base in _SUMS and any(self._is_reduced(samples, each) for each in changed):
                 self._means.update(changed)
+                if base in _PLAIN_SUMS:
+                    self._sums.update(changed)
         if is_mixed:
             self._mixed.update(changed)
         elif means:
             self._means.update(changed)
-        return is_mixed and bool(self._is_differentiated[op])
+        return is_mixed and self.is_differentiated(op)
+
+    def is_differentiated(self, op: int) -> bool:
+        """Return True if the backward of an op ran."""
+        return bool(self._is_differentiated[op])
+
+    def is_sum(self, loss: int) -> bool:
+        """Return True if a term of a loss is a sum over the batch that no op divides."""
+        return loss in self._sums
+
+    def _follow_sums(self, base: str, given: list[int], changed: list[int]) -> None:
+        """Note which results of an op that reads means are still sums over the batch."""
+        is_divided = base in _DIVIDING or (
+            base == "mul" and len(given) > 1
+        )  # by a tensor, maybe one over a count
+        if is_divided or self._sums.isdisjoint(given):
+            self._sums.difference_update(changed)
+        else:
+            self._sums.update(changed)
+
+    def _is_unknown_reduction(self, base: str, samples: list[int], changed: list[int]) -> bool:
+        """Return True if an op that reads samples removes the batch, and not by a sum or a mean."""
+        if base in _COUNTS:
+            return True
+        if base in _OTHER_REDUCTIONS:
+            return any(self._is_reduced(samples, each) for each in changed)
+        if base in _SUMS or base in _LINEAR or base in _PICKS or base in _PRODUCTS:
+            return False
+        samples = [each for each in samples if self._has_rows(each)]
+        return bool(samples and changed) and all(
+            self._is_reduced(samples, each)
+            or not (self._has_batch(each) or self._is_part_of_batch(samples, each))
+            for each in changed
+        )
+
+    def _has_batch(self, storage: int) -> bool:
+        """Return True if some dimension may be the batch."""
+        return any(size and size % self._batch == 0 for size in self._dimensions(storage))
+
+    def _is_part_of_batch(self, given: list[int], result: int) -> bool:
+        """Return True if a result may be that of a part of the batch: the program may divide the batch itself."""
+        left = self._dimensions(result)
+        return any(
+            len(its) == len(left) and 1 < left[0] < its[0] and self._batch % left[0] == 0
+            for its in map(self._dimensions, given)
+            if its
+        )
 
     def _is_other_than_linear(self, op: int, base: str, given: list[int], count: int) -> bool:
         """Return True if an op that reads some means is not linear in them."""
@@ -191,6 +329,10 @@ class BatchMeans:
         stack, module = self._places[op]
         is_module = module != NONE and self._classes[module] == "CrossEntropyLoss"
         return (stack != NONE or is_module) and (stack, module) in self._entropies
+
+    def _is_integer(self, storage: int) -> bool:
+        shape = int(self._shapes[storage])
+        return shape != NONE and "int" in str(self._strings[shape])
 
     def _has_rows(self, storage: int) -> bool:
         return bool(self._places_of_batch(self._dimensions(storage)))
@@ -226,6 +368,63 @@ class BatchMeans:
 
     def _places_of_batch(self, dimensions: list[int]) -> list[int]:
         return [place for place, size in enumerate(dimensions[:LEADING]) if size and size % self._batch == 0]
+
+
+class CarriedResults:
+    """Finds results that a forward leaves for the next one, as a stateful recurrent network does.
+
+    With the batch in parts, the second part of the batch would read the results of the first part.
+
+    Args:
+        facts: what the capture shows.
+        lasting: for each storage, whether it is a parameter, a buffer or state of an optimizer.
+    """
+
+    def __init__(self, facts: Facts, lasting: NDArray[np.bool_]) -> None:
+        tables = facts.capture.tables
+        ops, self._uses, roles = tables["ops"], tables["uses"], tables["roles"]
+        self._lasting, self._made_by = lasting, tables["births"]["op"]
+        self._phase = ops["phase"]
+        self._places = np.stack([ops["name"], ops["stack"], ops["module"]], axis=1)
+        begins = np.diff(np.isin(self._phase, IN_BACKWARD).astype(np.int64), prepend=0) == 1
+        self._backwards = np.cumsum(begins)  # that began before each op
+        self._inputs = set(roles["storage"][roles["role"] == _INPUT].tolist())
+        self._uses_by_op = Grouped(self._uses["op"])
+        self._known: dict[int, bool] = {}
+
+    def are_read_by(self, op: int, given: list[int]) -> bool:
+        """Return True if an op of a forward reads such a result.
+
+        The forward of the op must make another such result at the same place. So a result that stays the same for the
+        whole training, such as the features of a frozen model, does not count.
+        """
+        for storage in given:
+            made_by = int(self._made_by[storage])
+            if made_by == NONE or self._lasting[storage] or self._phase[made_by] != FORWARD:
+                continue
+            if self._backwards[made_by] == self._backwards[op]:
+                continue
+            first, end = np.searchsorted(self._backwards, [self._backwards[op], self._backwards[op] + 1])
+            is_made_again = (self._places[first:end] == self._places[made_by]).all(axis=1).any()
+            if is_made_again and self._comes_from_inputs(storage):
+                return True
+        return False
+
+    def _comes_from_inputs(self, result: int) -> bool:
+        """Return True if ops made a storage from other storages that were inputs of models."""
+        if result not in self._known:
+            pending, seen, is_found = [result], {result}, False
+            while pending and not is_found and len(seen) < _MOST_OPS:
+                made_by = int(self._made_by[pending.pop()])
+                if made_by == NONE:
+                    continue
+                rows = self._uses_by_op.within(made_by, made_by + 1)
+                given = set(self._uses["storage"][rows[self._uses["access"][rows] != _OUTPUT]].tolist())
+                is_found = not self._inputs.isdisjoint(given)
+                pending += [each for each in given - seen if not self._lasting[each]]
+                seen |= given
+            self._known[result] = is_found
+        return self._known[result]
 
 
 def _is_within(sizes: list[int], of: list[int]) -> bool:

@@ -8,8 +8,8 @@ With n parts, a recording changes at three places:
 
 `micro_batches` takes the first dimension of the model's inputs for the batch. The inputs of the first call must agree
 in it; inputs of later calls may be a multiple of it. Then it follows the ops: the result of an op has a row for each
-sample if an argument has, and if one of its first two dimensions is a multiple of the batch. The gradient of a
-parameter has no such rows.
+sample if an argument has, and if one of its first two dimensions is a multiple of the batch. It has such rows too if it
+has the values of an argument in another order. The gradient of a parameter has no such rows.
 
 The lines of the way have the forward in a function. So a result that only a variable of the step keeps, such as the
 logits, dies when this function returns, unless autograd saved it.
@@ -21,6 +21,7 @@ rollout does, or runs several backwards through one forward.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -30,7 +31,9 @@ from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.ways.checkpointing import changed_attributes
 from memwatch.analysis.ways.independence import (
     LEADING,
+    MATRIX_PRODUCTS,
     BatchMeans,
+    CarriedResults,
     base_of,
     is_cross_entropy,
     mixes_samples,
@@ -41,11 +44,13 @@ from memwatch.analysis.ways.independence import (
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer
 from memwatch.analysis.ways.step_in_backward import OF_JOBS, gradients_of_parameters
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
-from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, RECOMPUTE
+from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, RECOMPUTE
 from memwatch.kinds.roles import ROLES
 from memwatch.words import ways as words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.timeline import Timeline
@@ -268,7 +273,7 @@ def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> Int
     death = np.where(allocations.death_event[rows] == NONE, last, allocations.death_event[rows])
     made_by = allocations.op[rows]
     in_backward = (made_by != NONE) & np.isin(facts.capture.tables["ops"]["phase"][made_by], IN_BACKWARD)
-    ready = timeline.events_after_nodes(np.maximum(made_by, 0))
+    ready = timeline.events_after_nodes(_last_additions(facts, allocations.storage[rows], made_by))
     kept = np.zeros(last, dtype=np.int64)
     for start, end, *_ in passes:
         alive = (birth < end) & (death > start)
@@ -285,6 +290,23 @@ def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> Int
         new = alive & in_backward & (birth >= start)
         kept += timeline.bytes_within(nbytes[new], birth[new], np.minimum(ready[new], end))
     return kept
+
+
+def _last_additions(facts: Facts, gradients: IntArray, made_by: IntArray) -> IntArray:
+    """Return the last op that adds to each gradient in the backward that made it.
+
+    The gradient of a weight that a forward uses several times is a sum of several products.
+    """
+    ops, uses = facts.capture.tables["ops"], facts.capture.tables["uses"]
+    others = np.cumsum(~np.isin(ops["phase"], IN_BACKWARD))
+    last = np.maximum(made_by, 0)
+    writes = np.flatnonzero((uses["access"] == _WRITE) & np.isin(uses["storage"], gradients))
+    place = {storage: number for number, storage in enumerate(gradients.tolist())}
+    for storage, op in zip(uses["storage"][writes].tolist(), uses["op"][writes].tolist(), strict=True):
+        number = place[storage]
+        if op > last[number] and others[op] == others[last[number]]:
+            last[number] = op
+    return last
 
 
 class _Followed(NamedTuple):
@@ -327,9 +349,10 @@ def _follow(
     dimensions = dimensions_of_storages(facts)
     base_names = {name: base_of(str(facts.strings[name])) for name in np.unique(ops["name"]).tolist()}
     means, counts_targets = BatchMeans(facts, batch, dimensions), False
-    results_of_models = _ResultsOfModels(facts)
+    results_of_models, carried = _ResultsOfModels(facts), CarriedResults(facts, lasting)
     starts = {each.start_op for each in passes}
     derived = set(inputs)
+    rearranged: set[tuple[int, ...]] = set()  # sizes with the batch behind other dimensions
     data: set[int] = set()  # made in the window from no parameter, such as targets: they have no gradient
     for op in window:
         if phase[op] == OPTIMIZER:
@@ -344,18 +367,30 @@ def _follow(
             if results_of_models.are_the_inputs_of_call(op):
                 return None
             results_of_models.take(op, given, [*results, *written])
+            if means.is_differentiated(op) and carried.are_read_by(op, given):
+                return None
         if derived.isdisjoint(given):
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
         if phase[op] in (FORWARD, RECOMPUTE):  # a reentrant checkpoint makes the nodes as it computes again
             base = base_names[int(ops["name"][op])]
-            if (
-                phase[op] == FORWARD
-                and derived.issuperset(given)
-                and mixes_samples(base, list(map(dimensions, given)), list(map(dimensions, results)))
+            if mixes_samples(
+                base,
+                list(map(dimensions, given)),
+                list(map(dimensions, results)),
+                derived=[each in derived for each in given],
+                batch=batch,
+                is_differentiated=means.is_differentiated(op),
             ):
                 return None
+            if (
+                base == "ones_like"
+                and op + 1 in window
+                and phase[op + 1] == BACKWARD
+                and means.is_sum(given[0])
+            ):
+                return None  # the backward of a loss begins with its gradient, which is one
             if means.has_mixed(op, base, given, [*results, *written], derived) or weighs_classes(base, given):
                 return None
             counts_targets |= is_cross_entropy(base)
@@ -366,9 +401,10 @@ def _follow(
         if maker[op] != NONE:  # an op of backward: the sizes of the parameters that its forward op read
             read = uses_by_op.within(int(maker[op]), int(maker[op]) + 1)
             read = storage[read[access[read] != _OUTPUT]]
-            others = [
-                sorted(dimensions(each)) for each in read.tolist() if each not in derived and each not in data
-            ]
+            weights = [each for each in read.tolist() if each not in derived and each not in data]
+            # a product that reads a weight gives the gradient of the other factor, which may have the same shape
+            if base_names[int(ops["name"][op])] not in MATRIX_PRODUCTS or not set(weights) & set(given):
+                others = [sorted(dimensions(each)) for each in weights]
         for row in made_by.within(op, op + 1).tolist():
             number = int(allocations.storage[row])
             if not allocations.counted[row] or lasting[row] or number in of_gradient:
@@ -379,7 +415,9 @@ def _follow(
             its = dimensions(number)
             if sorted(its) in others:
                 continue  # a gradient has the shape of its tensor, or that of its transpose
-            if _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
+            if _has_batch_further_on(its, map(dimensions, derived.intersection(given)), batch):
+                rearranged.add(tuple(its))
+            if tuple(its) in rearranged or _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
                 found.append(row)
     return _Followed(np.array(found, dtype=np.int64), derived, counts_targets)
 
@@ -419,6 +457,16 @@ class _ResultsOfModels:
         """Note what an op changes, if a module runs it or if it reads such a result."""
         if self._module_of_op[op] != NONE or not self._results.isdisjoint(given):
             self._results.update(changed)
+
+
+def _has_batch_further_on(its: list[int], given: Iterable[list[int]], batch: int) -> bool:
+    """Return True if a result has as many values as an argument that has a row for each sample, in another order.
+
+    `nn.MultiheadAttention` puts its queries, keys and values before the batch: `[3, time, batch, width]`.
+    """
+    return any(size and size % batch == 0 for size in its[LEADING:]) and any(
+        math.prod(each) == math.prod(its) and _has_row_per_sample(each, 0, batch) for each in given
+    )
 
 
 def _has_row_per_sample(dimensions: list[int], nbytes: int, batch: int) -> bool:

@@ -1,0 +1,273 @@
+"""A batch is split only if its samples are independent and the loss is a mean. Each case has a twin with a split."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from ways import run_lines
+
+import memwatch
+
+_LARGEST_ERROR_RATIOS = {"simulated": 0.0004, "estimated": 0.04}  # as docs/ways.md promises
+_BATCH, _WIDTH, _CLASSES = 48, 40, 36
+
+
+def _chain():
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(_WIDTH, _WIDTH), *(nn.GELU() for _ in range(8))) for _ in range(6))
+    return nn.Sequential(*blocks, nn.Linear(_WIDTH, _CLASSES))
+
+
+def _profile(step, steps=2):
+    step()
+    gc.collect()  # tensors of earlier tests
+    with memwatch.profile(holders=False) as prof:
+        for _ in range(steps):
+            step()
+    return prof
+
+
+def _parts(prof):
+    return prof.ways[prof.ways["kind"] == "micro_batches"]
+
+
+def _is_split(model, loss_of, *batch):
+    def step():
+        model.zero_grad()
+        loss_of(*batch).backward()
+
+    return not _parts(_profile(step)).empty
+
+
+def _balance(z, counts):
+    return z.square().mean() + (counts / len(z) * z.softmax(-1).mean(0)).sum()
+
+
+def _choices(z):
+    return z.detach().argmax(-1)
+
+
+def _balance_by_histc(z):
+    return _balance(z, torch.histc(_choices(z).float(), _CLASSES, 0, _CLASSES - 1))
+
+
+def _balance_by_bincount(z):
+    return _balance(z, torch.bincount(_choices(z), minlength=_CLASSES))
+
+
+def _balance_by_scatter(z):
+    return _balance(z, torch.zeros(_CLASSES).scatter_add(0, _choices(z), torch.ones(len(z))))
+
+
+def _counts_for_the_eye(z):
+    for counts in (torch.histc(_choices(z).float(), _CLASSES), torch.bincount(_choices(z))):
+        counts.float().std().item()
+    return z.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "is_offered"),
+    [
+        (_balance_by_histc, False),
+        (_balance_by_bincount, False),
+        (_balance_by_scatter, False),
+        (_counts_for_the_eye, True),
+    ],
+)
+def test_a_loss_with_counts_of_the_whole_batch_gets_no_split(loss_of, is_offered):
+    model, x = _chain(), torch.randn(_BATCH, _WIDTH)
+    assert _is_split(model, lambda x: loss_of(model(x)), x) == is_offered
+
+
+@pytest.mark.skipif(not hasattr(functional, "grouped_mm"), reason="torch has no public grouped product")
+@pytest.mark.parametrize("balances", [True, False])
+def test_counts_that_only_give_the_tokens_to_their_experts_are_no_loss(balances):
+    """The twin also adds a balance loss."""
+    model, x = _chain(), torch.randn(_BATCH, _WIDTH)
+    experts = nn.Parameter(torch.randn(4, _CLASSES, 32))
+
+    def loss_of(x):
+        z = model(x)
+        choices, order = (z.detach()[:, :4].argmax(-1)).sort()
+        counts = torch.histc(choices.float(), 4, 0, 3)
+        found = functional.grouped_mm(z[order], experts, offs=counts.cumsum(0).int())
+        balance = (counts / len(z) * z[:, :4].softmax(-1).mean(0)).sum()
+        return found.square().mean() + (balance if balances else 0.0)
+
+    assert _is_split(model, loss_of, x) == (not balances)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "is_offered"),
+    [
+        (lambda z: z.mean(1).logcumsumexp(0).mean(), False),
+        (lambda z: z.logcumsumexp(1).mean(), True),
+        (lambda z: (z * z.mean(1, keepdim=True).softmax(0)).square().mean(), False),
+        (lambda z: (z * z.softmax(1)).square().mean(), True),
+        (lambda z: z.mean(1).topk(8).values.mean(), False),
+        (lambda z: z.topk(8, 1).values.mean(), True),
+        (lambda z: (z.mean(1) - z.mean(1).roll(1)).square().mean(), False),
+        (lambda z: (z - z.roll(1, 1)).square().mean(), True),
+        (lambda z: z[z.detach().mean(1).argsort()].square().mean(), True),  # the order of packed sequences
+    ],
+)
+def test_an_op_along_the_samples_gets_no_split(loss_of, is_offered):
+    model, x = _chain(), torch.randn(_BATCH, _WIDTH)
+    assert _is_split(model, lambda x: loss_of(model(x)), x) == is_offered
+
+
+@pytest.mark.parametrize(
+    ("product", "is_offered"),
+    [
+        (lambda z: torch.ones(_BATCH, _BATCH) @ z, False),
+        (lambda z: torch.ones(7, _BATCH) @ z, False),
+        (lambda z: z.T @ torch.ones(_BATCH, 7), False),
+        (lambda z: torch.einsum("ij,jk->ik", torch.ones(_BATCH, _BATCH), z), False),
+        (lambda z: torch.ones(7, _BATCH) @ z.mean(1), False),
+        (lambda z: z @ torch.ones(_CLASSES, _CLASSES), True),
+        (lambda z: torch.ones(7, _CLASSES) @ z.T, True),
+        (lambda z: z @ torch.ones(_CLASSES), True),
+    ],
+)
+def test_a_product_with_a_matrix_that_sums_over_the_samples_gets_no_split(product, is_offered):
+    """Such a matrix is the graph of a graph network. Its twin combines the values of each sample."""
+    model, x = _chain(), torch.randn(_BATCH, _WIDTH)
+    assert _is_split(model, lambda x: product(model(x)).square().mean(), x) == is_offered
+
+
+class _Attention(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.body, self.attention = _chain(), nn.MultiheadAttention(_CLASSES, 4, **options)
+
+    def forward(self, x):
+        z = self.body(x)
+        return self.attention(z, z, z, need_weights=self.training and z.dim() == 2)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "is_offered"),
+    [
+        ({}, (_BATCH,), False),  # without a batch
+        ({}, (_BATCH, 5), False),  # the first dimension is the time
+        ({"batch_first": True}, (_BATCH, 5), True),
+    ],
+)
+def test_attention_between_the_samples_gets_no_split(options, shape, is_offered):
+    model, x = _Attention(**options), torch.randn(*shape, _WIDTH)
+    assert _is_split(model, lambda x: model(x).square().mean(), x) == is_offered
+
+
+def _evidence_bound(reduction):
+    def loss_of(z):
+        mean, deviation = z.chunk(2, 1)
+        if reduction == "sum":
+            divergence = -0.5 * torch.sum(1 + deviation - mean.pow(2) - deviation.exp())
+        else:
+            divergence = -0.5 * torch.mean(torch.sum(1 + deviation - mean.pow(2) - deviation.exp(), dim=1))
+        return (
+            functional.binary_cross_entropy(mean.sigmoid(), torch.ones_like(mean), reduction=reduction)
+            + divergence
+        )
+
+    return loss_of
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "is_offered"),
+    [
+        (_evidence_bound("sum"), False),
+        (_evidence_bound("mean"), True),
+        (lambda z: z.square().sum(), False),
+        (lambda z: z.square().sum() / len(z), True),
+        (lambda z: z.square().mean() + 0.1 * z.abs().sum(), False),
+        (lambda z: z.square().mean() + 0.1 * z.abs().sum(1).mean(), True),
+    ],
+)
+def test_a_loss_with_a_sum_that_nothing_divides_gets_no_split(loss_of, is_offered):
+    """The lines weigh each part by its share of the batch."""
+    model, x = _chain(), torch.randn(_BATCH, _WIDTH)
+    assert _is_split(model, lambda x: loss_of(model(x)), x) == is_offered
+
+
+class _Recurrent(nn.Module):
+    """Takes one step in time, and returns the state after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.body = nn.RNNCell(_WIDTH, _WIDTH), _chain()
+
+    def forward(self, x, state):
+        state = self.cell(x, state)
+        return self.body(state), state
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_a_state_that_the_next_step_reads_gets_no_split(carries):
+    """The second part of a batch would read the state after the first part."""
+    model, x = _Recurrent(), torch.randn(_BATCH, _WIDTH)
+    first, total = torch.zeros(_BATCH, _WIDTH), torch.zeros(())
+    last = first
+
+    def step():
+        nonlocal last, total
+        model.zero_grad()
+        z, state = model(x, last)
+        loss = z.square().mean()
+        loss.backward()
+        total = total + loss.detach()
+        last = state.detach() if carries else first
+
+    assert _parts(_profile(step, steps=3)).empty == carries
+
+
+def _assert_lines_give_the_peak(model, loss_of, *batch):
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def measured(lines=""):
+        in_parts = run_lines(lines).get("backward_in_parts")
+
+        def step():
+            optimizer.zero_grad()
+            if in_parts:
+                in_parts(loss_of, *batch)
+            else:
+                loss_of(*batch).backward()
+            optimizer.step()
+
+        return _profile(step)
+
+    found = _parts(measured())
+    assert len(found)
+    for way in found.itertuples():
+        error_ratio = abs(way.peak_bytes / measured(way.lines).peak_bytes - 1)
+        assert error_ratio <= _LARGEST_ERROR_RATIOS[way.basis]
+
+
+@pytest.mark.parametrize("batch", [256, 192])
+def test_the_peak_is_right_for_a_model_that_runs_three_times(batch):
+    """The batch may be as large as the layers are wide. A gradient is complete after the last run's backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64))
+    inputs = [torch.randn(batch, 64) for _ in range(3)]
+
+    def loss_of(anchor, positive, negative):
+        return functional.triplet_margin_loss(model(anchor), model(positive), model(negative))
+
+    _assert_lines_give_the_peak(model, loss_of, *inputs)
+
+
+class _SelfAttention(nn.MultiheadAttention):
+    def forward(self, z):
+        return z + super().forward(z, z, z, need_weights=False)[0]
+
+
+def test_the_peak_is_right_for_attention_that_puts_the_batch_third():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(_SelfAttention(_WIDTH, 4, batch_first=True) for _ in range(4)))
+    x = torch.randn(_BATCH, 49, _WIDTH)
+    _assert_lines_give_the_peak(model, lambda x: model(x).square().mean(), x)
