@@ -179,6 +179,7 @@ class SavedTensorOutcomes:
             packs["sequence"], packs["sequence"][of_node & (self._last_read != NONE)]
         )
         self._in_backward = np.append(in_backward, False)  # no op runs after the last
+        self._run_of_op = np.append(backward_numbers(in_backward), 0)
         self._is_given_up = self._given_up(facts)
         self._last_run, self._may_free = self._runs(
             unpacks["pack"][read], unpacks["op"][read], np.append(ops["stack"], NONE)
@@ -221,7 +222,8 @@ class SavedTensorOutcomes:
         """
         last, released = int(self._last_read[pack]), int(self._saved.released_op[pack])
         if last != NONE:
-            outlived = last < op and not self._in_backward[op]
+            run, last_run = self._run_of_op[op], self._last_run[pack]  # 0 is none
+            outlived = last < op and (run == 0 or 0 < last_run < run)
             return SavedTensorOutcome.OUTLIVED if outlived else SavedTensorOutcome.NEEDED
         if self._is_given_up[pack]:
             return SavedTensorOutcome.NEVER_READ
