@@ -192,6 +192,23 @@ def test_a_teacher_whose_result_is_detached_needs_no_graph():
     assert student[0][0].weight.grad is not None
 
 
+def test_a_checkpointed_evaluation_keeps_arguments_until_the_calls_return():
+    """Its forward has the peak, because it never runs again. `nn.Sequential` keeps the input of each block."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(32, 96), *(nn.Sequential(nn.Linear(96, 96), nn.ReLU()) for _ in range(4))
+    )
+
+    def step():
+        _training(model, torch.randn(64, 32))()
+        return sum(model(torch.randn(1_024, 32)).square().mean() for _ in range(2)).item()
+
+    way = _the(_profile(step), "checkpoint")
+    assert "`model`" in way["way"]
+    exec(way["lines"], {"model": model})
+    assert _profile(step).peak_bytes == pytest.approx(way["peak_bytes"], rel=0.005)
+
+
 def test_activations_whose_backward_needs_only_their_result_may_write_over_their_input():
     """The gradients stay the same, bit for bit."""
     model, x = _chain(nn.LeakyReLU), torch.randn(512, 96)
