@@ -537,9 +537,11 @@ class Checkpointing:
                 ends[-1] = death
             gone_from = start
             for again, end in zip(again_events, ends, strict=True):
-                if gone_from <= again:
+                if gone_from <= again <= death:
                     gaps.append(Gap(row, gone_from, again))
-                else:
+                elif gone_from < death < again:  # a graph that a later backward does not reach is gone before it
+                    gaps.append(Gap(row, gone_from, death))
+                elif gone_from > again:
                     copies.append(Gap(row, again, min(gone_from, end)))
                 gone_from = max(gone_from, end)
             if gone_from < min(death, over):
