@@ -215,9 +215,7 @@ def test_a_batch_that_only_a_graph_keeps_goes_with_it(keeps_batches):
 def test_a_checkpointed_evaluation_keeps_arguments_until_the_calls_return():
     """Its forward has the peak, because it never runs again. `nn.Sequential` keeps the input of each block."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(32, 96), *(nn.Sequential(nn.Linear(96, 96), nn.ReLU()) for _ in range(4))
-    )
+    model = nn.Sequential(nn.Linear(32, 96), *(nn.Sequential(nn.Linear(96, 96), nn.ReLU()) for _ in range(4)))
 
     def step():
         _training(model, torch.randn(64, 32))()

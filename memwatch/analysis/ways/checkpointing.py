@@ -539,7 +539,8 @@ class Checkpointing:
             for again, end in zip(again_events, ends, strict=True):
                 if gone_from <= again <= death:
                     gaps.append(Gap(row, gone_from, again))
-                elif gone_from < death < again:  # a graph that a later backward does not reach is gone before it
+                elif gone_from < death < again:
+                    # a node that this backward does not reach has gone before it
                     gaps.append(Gap(row, gone_from, death))
                 elif gone_from > again:
                     copies.append(Gap(row, again, min(gone_from, end)))
