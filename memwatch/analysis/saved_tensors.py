@@ -234,23 +234,29 @@ class SavedTensorOutcomes:
         return SavedTensorOutcome.NEVER_READ
 
     def _given_up(self, facts: Facts) -> NDArray[np.bool_]:
-        """Return the tensors that were still saved at the end.
+        """Return the tensors that were still saved at the end and that no backward will read.
 
-        No backward read them, though iterations had ended since.
+        The backward of a graph may run after the block. Two kinds of graphs get no backward any more:
 
-        The backward of a graph may run after the block. A graph that is two iterations old gets no backward any more:
-        a step has changed the weights, or other backwards have run instead. Younger graphs of the same calls are
-        treated alike.
+        1. A graph that is two iterations old: a step has changed the weights, or other backwards have run instead.
+           Younger graphs of the same calls, from before the last end of an iteration, are treated alike.
+        2. A graph of calls whose earlier graphs all went without a backward, such as an evaluation that runs again.
         """
         packs, stacks = facts.capture.tables["packs"], np.append(facts.capture.tables["ops"]["stack"], NONE)
-        is_open = (self._saved.released_op == NONE) & (self._last_read == NONE) & ~self._node_ran
-        if not is_open.any() or not facts.kept_across.are_told:
+        released = self._saved.released_op
+        was_run = self._node_ran | (self._last_read != NONE)
+        is_open = (released == NONE) & ~was_run
+        if not is_open.any():
             return np.zeros(len(is_open), dtype=np.bool_)
-        ends_ns = np.sort(facts.kept_across.ends_ns)
-        crossed = len(ends_ns) - np.searchsorted(ends_ns, packs["time_ns"])
         stack = stacks[np.minimum(packs["op"], len(stacks) - 1) - 1]  # of the op that saved it
-        is_old = is_open & (crossed >= _FEWEST_CROSSED)
-        given_up: NDArray[np.bool_] = is_open & (crossed > 0) & np.isin(stack, stack[is_old])
+        has_ended = (released != NONE) & ~was_run & ~self._in_backward[released - 1]
+        never_run = np.setdiff1d(stack[has_ended], stack[was_run])
+        given_up: NDArray[np.bool_] = is_open & np.isin(stack, never_run[never_run != NONE])
+        if facts.kept_across.are_told:
+            ends_ns = np.sort(facts.kept_across.ends_ns)
+            crossed = len(ends_ns) - np.searchsorted(ends_ns, packs["time_ns"])
+            is_old = is_open & (crossed >= _FEWEST_CROSSED)
+            given_up |= is_open & (crossed > 0) & np.isin(stack, stack[is_old])
         return given_up
 
     def _was_held_through_a_backward(self, pack: int, released: int) -> bool:

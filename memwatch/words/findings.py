@@ -17,6 +17,7 @@ DROP_ENTRIES: Final = "remove each entry after its last use"
 
 DROP_ANY: Final = "drop the reference after its last use"
 LAST_USED: Final = "{advice} (last used at {site})"
+AND: Final = " and "
 FORWARD_AT: Final = "{advice} (the forward is at {site})"
 
 EARLIER_PASSES: Final = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import torch
@@ -108,3 +109,30 @@ def test_a_list_is_freed_after_the_last_use_of_all_its_items():
     assert found.holder.startswith("`parts`")
     assert found.predicted_peak_bytes == mended.peak_bytes
     assert not mended.findings
+
+
+def test_two_lines_that_bind_one_name_get_a_del_each():
+    """A GAN makes `fake` once for each of its two losses."""
+    gc.collect()
+    torch.manual_seed(0)
+    hidden = [nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU()]
+    generator = nn.Sequential(*hidden, nn.Linear(1024, 784), nn.Tanh())
+    discriminator = nn.Sequential(nn.Linear(784, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
+    optimizers = [torch.optim.Adam(each.parameters()) for each in (generator, discriminator)]
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            real = torch.randn(1024, 784)
+            fake = generator(torch.randn(1024, 64))
+            of_discriminator = discriminator(real).square().mean() - discriminator(fake).mean()
+            optimizers[1].zero_grad()
+            of_discriminator.backward()
+            optimizers[1].step()
+            fake = generator(torch.randn(1024, 64))
+            of_generator = discriminator(fake).square().mean()
+            optimizers[0].zero_grad()
+            of_generator.backward()
+            optimizers[0].step()
+    (finding,) = [finding for finding in prof.findings if "`fake`" in finding.holder]
+    start = test_two_lines_that_bind_one_name_get_a_del_each.__code__.co_firstlineno
+    lines = [start + number for number in (14, 19)]
+    assert re.findall(r"one_del\.py:(\d+)", finding.advice) == [*map(str, lines)]

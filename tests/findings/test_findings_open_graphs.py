@@ -58,6 +58,51 @@ def test_a_graph_that_may_still_run_is_no_finding():
     assert [finding for finding in prof.findings if finding.kind == "graph"] == []
 
 
+def train_and_evaluate(prof, *, gradients):
+    """Train and evaluate twice. The variable `value` keeps the graph of an evaluation until the next one ends."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with prof:
+        for _ in range(2):
+            for _ in range(2):
+                model(torch.randn(128, 64)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            with torch.set_grad_enabled(gradients):
+                value = sum(model(torch.randn(512, 64)).square().mean() for _ in range(3))
+    return value
+
+
+def test_an_evaluation_at_the_end_gets_no_backward_if_the_earlier_ones_got_none():
+    """The finding counts its graph too. The predicted peak equals the peak of an evaluation under `no_grad`."""
+    prof, mended = memwatch.profile(), memwatch.profile()
+    train_and_evaluate(prof, gradients=True)
+    train_and_evaluate(mended, gradients=False)
+    (finding,) = [finding for finding in prof.findings if finding.kind == "graph"]
+    assert finding.predicted_peak_bytes - prof.baseline_bytes == pytest.approx(
+        mended.peak_increase_bytes, abs=64
+    )
+    assert not [finding for finding in mended.findings if finding.kind == "graph"]
+
+
+@pytest.mark.parametrize("trains_first", [False, True])
+def test_a_graph_at_the_end_may_still_run_if_an_earlier_one_of_its_calls_did(trains_first):
+    """One pass of the same line goes without a backward, such as a step that the program skips."""
+    torch.manual_seed(0)
+    model, losses = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), []
+    with memwatch.profile() as prof:
+        for has_backward in (trains_first, not trains_first, None):
+            samples = 2_048 if has_backward is None else 512  # the peak is at the end
+            losses.append(model(torch.randn(samples, 64)).square().mean())
+            if has_backward:
+                losses[-1].backward()
+            if has_backward is not None:
+                losses.clear()
+    graphs = [finding for finding in prof.findings if finding.kind == "graph"]
+    assert graphs == []
+
+
 def train_on_one_batch(prof, iterations, *, in_one_line, kept):
     """Train. Each iteration also keeps the loss of a second forward of its batch, from its line or another."""
     torch.manual_seed(0)

@@ -192,6 +192,41 @@ def test_a_teacher_whose_result_is_detached_needs_no_graph():
     assert student[0][0].weight.grad is not None
 
 
+@pytest.mark.parametrize("keeps_batches", [False, True])
+def test_a_batch_that_only_a_graph_keeps_goes_with_it(keeps_batches):
+    """`target` keeps the teacher's graph, and so the batch, for one more step. The twin keeps its batches in a list."""
+    teacher = nn.Sequential(nn.Linear(96, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 96))
+    student = nn.Linear(96, 96)
+
+    def train():
+        batches = []
+        for _ in range(3):
+            batch = torch.randn(512, 96)
+            batches += [batch] * keeps_batches
+            student.zero_grad()
+            target = teacher(batch)
+            functional.mse_loss(student(batch), target.detach()).backward()
+
+    way = _the(_profile(train), "without_graph")
+    exec(way["lines"], {"teacher": teacher})
+    assert _profile(train).peak_bytes == pytest.approx(way["peak_bytes"], rel=0.01)
+
+
+def test_a_checkpointed_evaluation_keeps_arguments_until_the_calls_return():
+    """Its forward has the peak, because it never runs again. `nn.Sequential` keeps the input of each block."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 96), *(nn.Sequential(nn.Linear(96, 96), nn.ReLU()) for _ in range(4)))
+
+    def step():
+        _training(model, torch.randn(64, 32))()
+        return sum(model(torch.randn(1_024, 32)).square().mean() for _ in range(2)).item()
+
+    way = _the(_profile(step), "checkpoint")
+    assert "`model`" in way["way"]
+    exec(way["lines"], {"model": model})
+    assert _profile(step).peak_bytes == pytest.approx(way["peak_bytes"], rel=0.005)
+
+
 def test_activations_whose_backward_needs_only_their_result_may_write_over_their_input():
     """The gradients stay the same, bit for bit."""
     model, x = _chain(nn.LeakyReLU), torch.randn(512, 96)

@@ -22,7 +22,7 @@ from memwatch.words import findings as words
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.facts import Facts
@@ -188,13 +188,13 @@ def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
     return columns
 
 
-def ops_until_return(calls: Columns, made: int, last_op: int) -> int:
+def ops_until_return(calls: Columns | Mapping[str, IntArray], made: int, last_op: int) -> int:
     """Return how many ops had started when the last call returned that was given an allocation, or its last op.
 
     The caller keeps an argument in a variable until then.
 
     Args:
-        calls: the table.
+        calls: the table, or the columns `start_op` and `end_op` of some of its rows.
         made: the op that made the allocation.
         last_op: the last op that uses it.
     """

@@ -64,6 +64,20 @@ class Loops:
         rows = np.flatnonzero((made > made[allocation]) & (made < op))
         return bool((self._stacks[made[rows]] == self._stacks[made[allocation]]).any())
 
+    def next_made(self, allocation: int, after: int) -> int:
+        """Return the first op after another op by which the line that made an allocation makes the next; -1 for none.
+
+        Args:
+            allocation: the allocation.
+            after: the op.
+        """
+        made = int(self._allocations.op[allocation])
+        if made == NONE or self._stacks[made] == NONE:
+            return NONE
+        later = self._allocations.op[self._allocations.op > max(after, made)]
+        later = later[self._stacks[later] == self._stacks[made]]
+        return int(later.min()) if len(later) else NONE
+
     def is_made_anew(self, allocation: int, op: int) -> bool:
         """Return True if the same line makes the same again, in `op` or after it, and this one is still alive then."""
         allocations = self._allocations

@@ -51,6 +51,8 @@ plain training each step has its own highest moment. The 400 steps of an MLP hav
 _LEAST_PART: Final = (
     8  # a candidate of one event has at least this part of the bytes that a finding must bring; a guess
 )
+_LINES_OF_ONE_NAME: Final = 2
+"""If a variable gets tensors from so many lines, each line needs a `del`. More lines fill a container. A guess."""
 _LEAST_SHARE_OF_SMALL: Final = 1 / 2
 """A candidate that matters only with others of its size has at least this share of `least_bytes`, so that two may be
 enough. A guess."""
@@ -294,8 +296,15 @@ def _joined_by_exception(reported: list[_Spared]) -> list[_Spared]:
 
 
 def _last_used(candidate: Candidate, facts: Facts) -> str:
-    op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
-    return "" if op == NONE else short_own_place(facts.op_line(op), facts.own_line(op))
+    """Return the line of the last use; both lines if two lines of the program bind a tensor to one variable."""
+    made = facts.made_by.own_line[candidate.allocations].tolist()
+    latest = dict(zip(made, candidate.allocations, strict=True))  # of each line
+    rows = [latest[line] for line in sorted(latest, key=lambda line: line != candidate.holder.site)]
+    if len(rows) != _LINES_OF_ONE_NAME:
+        rows = candidate.allocations[-1:]
+    ops = [op for op in facts.use_bounds.last_op[rows].tolist() if op != NONE]
+    places = dict.fromkeys(short_own_place(facts.op_line(op), facts.own_line(op)) for op in ops)
+    return words.AND.join(places)
 
 
 def _own_line_of_last_use(candidate: Candidate, facts: Facts) -> str:

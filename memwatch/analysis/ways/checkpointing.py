@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.findings.finding import ops_until_return
 from memwatch.analysis.saved_tensors import backward_numbers, backward_of_reads
 from memwatch.analysis.ways.timeline import LAST
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, OPTIMIZER
@@ -34,7 +35,7 @@ from memwatch.kinds.roles import ROLES
 from memwatch.words import ways as words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -471,7 +472,9 @@ class Checkpointing:
         made = made[allocations.counted[made]]
         kept = made[np.isin(allocations.storage[made], self._saved.storage[packs])]
         kept = kept[facts.are_alive_at(kept, end - 1)]
-        free = [(row, self._event_without(row, packs)) for row in kept.tolist()]
+        is_inner = (self._calls["start_op"] > start_op) & (self._calls["end_op"] <= end_op)
+        inner = {name: self._calls[name][is_inner] for name in ("start_op", "end_op")}
+        free = [(row, self._event_without(row, packs, inner)) for row in kept.tolist()]
         uses = self._uses_by_op.within(start_op, end_op)
         written = self._uses["storage"][uses[self._uses["access"][uses] == _WRITTEN]].tolist()
         writes_buffers = are_written_later or not buffers.isdisjoint(written)
@@ -550,9 +553,12 @@ class Checkpointing:
                 ends[-1] = death
             gone_from = start
             for again, end in zip(again_events, ends, strict=True):
-                if gone_from <= again:
+                if gone_from <= again <= death:
                     gaps.append(Gap(row, gone_from, again))
-                else:
+                elif gone_from < death < again:
+                    # a node that this backward does not reach has gone before it
+                    gaps.append(Gap(row, gone_from, death))
+                elif gone_from > again:
                     copies.append(Gap(row, again, min(gone_from, end)))
                 gone_from = max(gone_from, end)
             if gone_from < min(death, over):
@@ -710,16 +716,18 @@ class Checkpointing:
         is_of_call: NDArray[np.bool_] = (op >= start_op) & (op < end_op) & ~self._saved.of_region[packs]
         return is_of_call
 
-    def _event_without(self, row: int, packs: IntArray) -> int:
+    def _event_without(self, row: int, packs: IntArray, inner: Mapping[str, IntArray]) -> int:
         """Return the event from which only autograd keeps an allocation, and only for the nodes of one call.
 
         Args:
             row: the allocation.
             packs: the saved tensors of the call.
+            inner: the calls within it.
         """
         storage = int(self._facts.allocations.storage[row])
         used = self._uses["op"][self._uses_by_storage.within(storage, storage + 1)]
-        last = int(used[~self._in_backward[used]].max(initial=int(self._facts.allocations.op[row]))) + 1
+        made = int(self._facts.allocations.op[row])
+        last = ops_until_return(inner, made, int(used[~self._in_backward[used]].max(initial=made)))
         others = np.setdiff1d(self._packs_by_storage.within(storage, storage + 1), packs)
         released = self._saved.released_op[others]
         return self._event_of(LAST if (released == NONE).any() else int(released.max(initial=last)))

@@ -9,6 +9,7 @@ import numpy as np
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.findings.finding import ops_until_return
+from memwatch.analysis.findings.loops import Loops
 from memwatch.analysis.ways.timeline import LAST, ChangedBytes, ChangedModules
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 from memwatch.kinds.roles import ROLES
@@ -74,8 +75,12 @@ def offloaded(
 
 # Simulate `torch.no_grad` for modules whose backward never runs: nothing that they save for it is kept.
 #
-# That changes a recording at one place: tensors that autograd saved die after their last use in the module's call.
-# Tensors that an op outside reads later are left as they are, because a variable of the program may keep them.
+# That changes a recording at two places:
+#
+# 1. Tensors that the call made and autograd saved die after their last use in the call. Tensors that an op outside
+#    reads later are left as they are, because a variable of the program may keep them.
+# 2. Tensors from outside that the call reads, such as the batch, die with the graph only if it is the last to keep
+#    them. Without it they die where the program's variable gets the next batch.
 def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> ChangedModules | None:
     """Return the change if some outermost modules run without a graph; None if each of them needs its graph.
 
@@ -94,8 +99,10 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> Chan
     modules: list[int] = []
     rows: list[int] = []
     last_ops: list[int] = []
+    in_calls = np.zeros(len(saved), dtype=bool)  # the saved tensors of these modules
     for module in dict.fromkeys(calls["module"][outermost].tolist()):
         of_module: dict[int, int] = {}
+        packs_of_module: list[IntArray] = []
         for call in outermost[calls["module"][outermost] == module].tolist():
             first_op, end_op = int(calls["start_op"][call]), int(calls["end_op"][call])
             packs = packs_by_op.within(first_op, end_op + 1)
@@ -105,6 +112,7 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> Chan
             if has_run or is_pending.any():
                 of_module.clear()
                 break
+            packs_of_module.append(packs)
             for storage in np.unique(saved.storage[packs]).tolist():
                 last_op = int(uses["op"][uses_by_storage.within(storage, storage + 1)].max(initial=NONE))
                 if (
@@ -118,8 +126,14 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> Chan
             modules.append(module)
             rows += [*of_module]
             last_ops += [*of_module.values()]
+            in_calls[np.concatenate(packs_of_module)] = True
     if not modules:
         return None
+    known = set(rows)
+    for row, op in _given_until(facts, saved, timeline, in_calls).items():
+        if row not in known:
+            rows.append(row)
+            last_ops.append(op)
     start = timeline.events_of(np.array(last_ops))
     death = allocations.death_event[rows]
     is_gap = allocations.counted[rows] & ((death == NONE) | (death > start))
@@ -127,6 +141,42 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> Chan
     return ChangedModules(
         tuple(modules), ChangedBytes(timeline.bytes_within(nbytes, start[is_gap], death[is_gap]))
     )
+
+
+def _given_until(
+    facts: Facts, saved: SavedTensors, timeline: Timeline, in_calls: NDArray[np.bool_]
+) -> dict[int, int]:
+    """Return the tensors from outside that only the graphs of some calls keep in the end, and the op that frees each.
+
+    If the same calls of the program make the next tensor, its variable no longer holds this one. A tensor that is not
+    followed by another is left out, because its variable may stay.
+
+    Args:
+        facts: what the capture shows.
+        saved: what autograd saved.
+        timeline: the ops and events of the capture.
+        in_calls: the saved tensors of these calls.
+    """
+    calls, allocations, loops = facts.capture.tables["calls"], facts.allocations, Loops(facts)
+    lasting = facts.categories.category.isin(["parameter", "buffer"])
+    packs_by_storage = Grouped(saved.storage)
+    storages = np.unique(saved.storage[in_calls])
+    rows = allocations.rows_of(storages[storages != NONE])
+    found: dict[int, int] = {}
+    for row in rows[~lasting[rows] & (allocations.death_event[rows] != NONE)].tolist():
+        storage = int(allocations.storage[row])
+        packs = packs_by_storage.within(storage, storage + 1)
+        released, rest = saved.released_op[packs], saved.released_op[packs[~in_calls[packs]]]
+        if (released == NONE).any():
+            continue
+        if allocations.death_event[row] > timeline.event_of(int(released.max()) + 1):
+            continue  # something else keeps it for longer than the graph
+        last_op = int(facts.use_bounds.last_op[row])
+        next_op = loops.next_made(row, last_op)
+        if next_op != NONE:
+            returned = ops_until_return(calls, int(allocations.op[row]), last_op)
+            found[row] = max(next_op + 1, returned, int(rest.max(initial=0)))
+    return found
 
 
 # Simulate activations that write their result over their input, as `nn.ReLU(inplace=True)` does.
