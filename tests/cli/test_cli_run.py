@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import shlex
 import signal
@@ -79,6 +81,30 @@ def test_the_last_lines_are_commands_that_work(shell_memwatch, tmp_path):
         assert capture in shlex.split(line)
         subprocess.run(line, shell=True, cwd=tmp_path, check=True, capture_output=True, timeout=120)
     assert (tmp_path / capture).with_suffix(".html").read_text().startswith("<!")
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize(
+    ("name", "locale"),
+    [
+        (b"bad\xff.py", {}),
+        ("n\xe9.py".encode(), {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    ],
+    ids=["not UTF-8", "not in the locale"],
+)
+def test_a_program_may_have_any_name(name, locale, native, tmp_path):
+    """The capture has that name, and its texts hold it; the commands that are printed can be typed."""
+    script = tmp_path / os.fsdecode(name)
+    script.write_text("import torch\ntorch.ones(1000).exp()\n")
+    settings = {**os.environ, **locale, "MEMWATCH_NATIVE": native, "OMP_NUM_THREADS": "1"}
+    run = functools.partial(subprocess.run, cwd=tmp_path, env=settings, capture_output=True, timeout=120)
+    done = run([sys.executable, "-m", "memwatch", "run", script], check=False)
+    assert done.returncode == 0, done.stderr
+    for line in done.stderr.splitlines()[-2:]:
+        run(["bash", "-c", line], check=True)
+    (capture,) = tmp_path.glob("*.memwatch")
+    lines = memwatch.load(capture).ops["line"]
+    assert all(os.fsencode(line).endswith(b"/" + name + b":2") for line in lines)
 
 
 def test_the_page_is_written_where_it_was_asked_for(shell_memwatch, tmp_path):
