@@ -254,7 +254,9 @@ def check_is_database(source: pathlib.Path) -> None:
     if head[: len(MAGIC)] != MAGIC[: len(head)]:  # empty until the first rows are written
         raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
     if 0 < len(head) < _HEAD_BYTES:
-        raise DamagedCaptureError(f"it is cut off: it has {len(head)} of the {_HEAD_BYTES} bytes of its header")
+        raise DamagedCaptureError(
+            f"it is cut off: it has {len(head)} of the {_HEAD_BYTES} bytes of its header"
+        )
     if head and head[_VERSIONS] != _ROLLBACK_JOURNAL:
         raise CaptureError(
             f"{source} cannot be read as a capture: a program other than memwatch wrote it last; record it again"

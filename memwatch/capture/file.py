@@ -508,7 +508,9 @@ def _tables_of(recorded: Iterable[Sequence[Any]], left: int) -> dict[str, Chunke
     waiting: dict[str, list[Chunk]] = {}
     for name, column, rows, low, high, checksum, data in recorded:
         if name not in RECORDED_BY_NAME:
-            raise DamagedCaptureError(f"it holds rows of a table {visible(repr(name)[:60])}, which captures don't have")
+            raise DamagedCaptureError(
+                f"it holds rows of a table {visible(repr(name)[:60])}, which captures don't have"
+            )
         run = waiting.setdefault(name, [])
         chunk = Chunk(int(rows), int(low), int(high), data)
         if RECORDED_BY_NAME[name].names[len(run)] != column or chunk.rows != (run or [chunk])[0].rows:

@@ -60,6 +60,11 @@ def estimate(
         Exception: the function itself raised it.
     """
 
+    if not callable(step):
+        raise OptionError(
+            f"estimate() runs a function, and {step!r} is not one; pass the function, without calling it"
+        )
+
     def program() -> None:
         step(*args, **kwargs)
 

@@ -189,7 +189,18 @@ def test_each_device_may_have_a_limit_of_its_own(shell_memwatch):
     both = shell_memwatch("run", "--limit", "1MiB", "--limit", "cpu=2MiB", "-c", code)
     assert (within.returncode, above.returncode) == (0, 1)
     assert "MemoryLimitError: 4.00 MiB" in above.stderr
+    assert "`memwatch summary FILE`" in above.stderr
     assert "DEVICE=SIZE" in both.stderr
+
+
+def test_a_limit_of_a_device_that_is_not_there_is_told(shell_memwatch):
+    """A limit of the device that the program used is the twin."""
+    code = "import torch; torch.ones(1 << 20)"
+    limits = ("--limit", "cuda:99=5GiB", "--limit", "cpu=1GiB")
+    done = shell_memwatch("run", "-q", *limits, "-c", code)
+    assert (done.returncode, done.stderr) == (
+        0, "memwatch: this machine has no device cuda:99, so --limit cuda:99=5GiB limited nothing\n"
+    )  # fmt: skip
 
 
 def test_a_rank_that_is_started_again_keeps_what_it_left(shell_memwatch, tmp_path):
