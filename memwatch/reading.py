@@ -25,7 +25,6 @@ from memwatch.capture import save as save_capture
 from memwatch.errors import CaptureError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Sequence
 
     import pandas as pd

@@ -61,8 +61,7 @@ def fill_options(options: argparse.Namespace, settings: Settings) -> None:
 
 def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -> Profile:
     """Return the recording of this process into a file, not yet open; it gives way to blocks of the program."""
-    from memwatch.profile import Sampled, profile
-    from memwatch.record.options import read_limits
+    from memwatch.profile import Sampled, profile, read_limits
 
     limits = _limits(options.limit)
     read_limits(limits, "--limit")  # its errors name the option that was typed

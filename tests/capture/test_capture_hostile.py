@@ -10,9 +10,9 @@ import pickle
 import resource
 import shutil
 import sqlite3
-import tempfile
 import subprocess
 import sys
+import tempfile
 import traceback
 
 import numpy as np
