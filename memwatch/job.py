@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +30,8 @@ _TOLD_BY: Final = (
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
 _PLACEHOLDERS: Final = ("{rank}", "{pid}")
 """The placeholders that make a file name different in each rank. `{host}` alone does not."""
+_FIELDS: Final = (*_PLACEHOLDERS, "{host}")
+_FIELD: Final = re.compile(r"\{\w*\}?")
 _group_at_fork: Final[list[int | None]] = [None]
 """Identity of the process group that this process got by a fork: the process that it was forked from is the rank."""
 _SITE: Final = Path(__file__).parent / "children" / "site"
@@ -134,6 +139,20 @@ def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:
     if place.restart and "{pid}" not in text:
         filled = filled.with_name(f"{filled.stem}.restart{place.restart}{filled.suffix}")
     return filled
+
+
+def require_known_fields(path: str | os.PathLike[str]) -> None:
+    """Raise if the name of a file holds a field that `named_for` does not replace.
+
+    Raises:
+        OptionError: names the field.
+    """
+    name = os.path.basename(os.fspath(path))
+    for field in _FIELDS:
+        name = name.replace(field, "")
+    unknown = _FIELD.search(name)
+    if unknown is not None:
+        raise OptionError(f"{os.fspath(path)} has the unknown field {unknown[0]}; use {', '.join(_FIELDS)}")
 
 
 def program_name() -> str:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memwatch.ranks import Ranks
 
 __all__ = [
-    "Profile", "Sampled", "build_recorder", "is_recording", "profile", "schedule", "unbuilt_remark",
+    "Profile", "Sampled", "build_recorder", "is_recording", "profile", "read_limits", "schedule", "unbuilt_remark",
     "verify",
 ]  # fmt: skip
 P = ParamSpec("P")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,9 @@ from memwatch.analysis.observer import (
 from memwatch.capture import Capture
 from memwatch.capture import load as load_capture
 from memwatch.capture import save as save_capture
+from memwatch.errors import CaptureError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Sequence
 
     import pandas as pd
@@ -300,6 +301,8 @@ def load(path: str | os.PathLike[str]) -> Reading:
     Raises:
         CaptureError: the file is missing, no capture, damaged, or of another format than this memwatch reads.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise CaptureError(f"{path!r} is not a path; name a capture, a file that `memwatch run` wrote")
     return Reading(load_capture(path))
 
 

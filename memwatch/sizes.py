@@ -60,7 +60,7 @@ def parse_bytes(size: int | float | str) -> int:
             if "." in match[1]
             else int(match[1]) * _UNITS[match[2].lower()]
         )
-        if not match[2] and 0 < nbytes < _LEAST_WITHOUT_UNIT:
+        if not match[2] and 0 < float(match[1]) < _LEAST_WITHOUT_UNIT:
             raise SizeError(
                 f"{size!r} has no unit; write '{match[1]} GiB', or '{match[1]} B' if you mean bytes"
             )

@@ -21,14 +21,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sqlite3
+import tempfile
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from memwatch.capture.columns import Capture, Note
 from memwatch.capture.schema import NONE, RECORDED_BY_NAME
-from memwatch.errors import CaptureError, DamagedCaptureError
+from memwatch.errors import CaptureError, DamagedCaptureError, MemwatchError
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     import pathlib
@@ -45,6 +48,12 @@ _LIMIT_ATTACHED: Final = 7
 _HEAD_BYTES: Final = 100  # the header of a file of SQLite
 _VERSIONS: Final = slice(18, 20)
 """Where the head says how the file is written: 1 with a rollback journal, 2 with a write-ahead log."""
+_PAGE_BYTES: Final = slice(16, 18)
+_CHANGES: Final = slice(24, 28)
+_PAGES: Final = slice(28, 32)
+_PAGES_VALID_FOR: Final = slice(92, 96)
+"""Where the head has the size of a page, the number of changes, the number of pages, and the change it is valid for."""
+_CUT_OFF: Final = "it is cut off: it has {} of {} bytes"
 _ROLLBACK_JOURNAL: Final = b"\1\1"
 _SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 """How a journal ends that names another file."""
@@ -115,15 +124,31 @@ def opened(source: pathlib.Path, *, busy_s: float) -> Iterator[sqlite3.Connectio
         CaptureError: memwatch cannot have written this database. sqlite3.Error: it is damaged.
     """
     check_is_database(source)
-    try:
-        connection = _connected(source, "ro", busy_s)
-    except sqlite3.Error:
-        if not os.path.exists(_beside(source, "journal")):
-            raise
-        _roll_back(source, busy_s)
-        connection = _connected(source, "ro", busy_s)
-    with contextlib.closing(connection) as database:
-        yield database
+    with contextlib.ExitStack() as stack:
+        try:
+            connection = _connected(source, "ro", busy_s)
+        except sqlite3.Error:
+            if os.path.exists(_beside(source, "journal")):
+                connection = _rolled_back(source, busy_s, stack)
+            else:
+                _require_whole(source)
+                raise
+        yield stack.enter_context(contextlib.closing(connection))
+
+
+def damage_of(error: Exception) -> str:
+    """Return what is wrong with a file, from the error that a reader of it got.
+
+    Only memwatch's own errors and SQLite's have a text for users. Those of Python are about a value that has another
+    type or number than memwatch writes.
+    """
+    if isinstance(error, MemwatchError):
+        return visible(str(error))
+    if not isinstance(error, sqlite3.Error):
+        return "some of its values are not as memwatch writes them"
+    text = visible(str(error))
+    is_damage = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+    return f"its bytes have changed since they were written (SQLite: {text})" if is_damage else text
 
 
 def require_tables(database: sqlite3.Connection, tables: Mapping[str, str], *, others: bool = False) -> None:
@@ -175,20 +200,43 @@ def length_of(database: sqlite3.Connection) -> int:
     (pages,), (page_bytes,) = (
         database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
     )
-    (_, _, path) = database.execute("PRAGMA database_list").fetchone()
     length = int(pages) * int(page_bytes)
     try:
-        found = os.stat(path)
+        found = os.stat(_path_of(database))
     except FileNotFoundError:  # removed, and read on through the open file
         return length
     if found.st_size < length:
-        raise DamagedCaptureError(f"it is cut off: it has {found.st_size} of {length} bytes")
+        raise DamagedCaptureError(_CUT_OFF.format(found.st_size, length))
+    _require_stored(found, length)
+    return length
+
+
+def _path_of(database: sqlite3.Connection) -> str:
+    """Return the path of a database, whose bytes may be no UTF-8, or none in the encoding of the locale."""
+    database.text_factory = bytes
+    try:
+        (_, _, path) = database.execute("PRAGMA database_list").fetchone()
+    finally:
+        database.text_factory = str
+    return os.fsdecode(path)
+
+
+def _require_stored(found: os.stat_result, length: int) -> None:
     on_disk = 512 * getattr(found, "st_blocks", 0)  # 0 where the file system does not say
     if on_disk and length > _MOST_SPARSE * on_disk:
         raise DamagedCaptureError(
             f"its length is {length:,} bytes, but only {on_disk:,} are stored; the rest is a hole"
         )
-    return length
+
+
+def _require_whole(source: pathlib.Path) -> None:
+    """Raise if a file that SQLite cannot open is shorter than its head says."""
+    with source.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+        found = os.fstat(file.fileno())
+    length = int.from_bytes(head[_PAGE_BYTES], "big") * int.from_bytes(head[_PAGES], "big")
+    if head[_CHANGES] == head[_PAGES_VALID_FOR] and found.st_size < length:
+        raise DamagedCaptureError(_CUT_OFF.format(found.st_size, length))
 
 
 def check_is_database(source: pathlib.Path) -> None:
@@ -203,8 +251,12 @@ def check_is_database(source: pathlib.Path) -> None:
         raise CaptureError(f"{source} is not a file; record one with `memwatch run -o {source} script.py`")
     with source.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    if head[: len(MAGIC)] not in (b"", MAGIC):  # empty until the first rows are written
+    if head[: len(MAGIC)] != MAGIC[: len(head)]:  # empty until the first rows are written
         raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
+    if 0 < len(head) < _HEAD_BYTES:
+        raise DamagedCaptureError(
+            f"it is cut off: it has {len(head)} of the {_HEAD_BYTES} bytes of its header"
+        )
     if head and head[_VERSIONS] != _ROLLBACK_JOURNAL:
         raise CaptureError(
             f"{source} cannot be read as a capture: a program other than memwatch wrote it last; record it again"
@@ -248,22 +300,51 @@ def _limit(database: sqlite3.Connection, most_bytes: int, most_steps: int) -> No
         set_limit(_LIMIT_ATTACHED, 0)
 
 
-def _roll_back(source: pathlib.Path, busy_s: float) -> None:
-    """Undo a half-made write of a killed program, with the file's journal.
+def _rolled_back(source: pathlib.Path, busy_s: float, stack: contextlib.ExitStack) -> sqlite3.Connection:
+    """Undo a half-made write of a killed program, with the file's journal, and return a connection.
+
+    If you may not write the file, it is undone in a private copy.
+
+    Args:
+        source: the file.
+        busy_s: how long to wait for a program that writes it.
+        stack: removes the copy.
 
     Raises:
-        CaptureError: memwatch did not write this journal.
+        CaptureError: memwatch did not write this journal, or the file cannot be copied.
     """
-    with open(_beside(source, "journal"), "rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - len(_SUPER_JOURNAL)))
-        end = file.read()
+    journal = _beside(source, "journal")
+    try:
+        with open(journal, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - len(_SUPER_JOURNAL)))
+            end = file.read()
+    except FileNotFoundError:  # another reader has undone the write
+        return _connected(source, "ro", busy_s)
     if end == _SUPER_JOURNAL:
         raise CaptureError(
             f"{source} cannot be read as a capture: {source.name}-journal names another file, and memwatch writes "
             "no such journal; remove the journal, or record the program again"
         )
-    _connected(source, "rw", busy_s).close()
+    try:
+        _connected(source, "rw", busy_s).close()
+        return _connected(source, "ro", busy_s)
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise
+    _require_stored(os.stat(source), os.stat(source).st_size)
+    try:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memwatch-"))
+        copy = source.__class__(folder) / "capture"
+        shutil.copyfile(source, copy)
+        shutil.copyfile(journal, _beside(copy, "journal"))
+    except OSError as error:
+        raise CaptureError(
+            f"{source} cannot be read: its last write has to be undone with {source.name}-journal, you may not write "
+            f"the file, and a temporary copy failed ({error.strerror}); copy both files to a folder that you may write"
+        ) from error
+    _connected(copy, "rw", busy_s).close()
+    return _connected(copy, "ro", busy_s)
 
 
 def split_by_validity(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -370,7 +451,7 @@ def checked(
         notes: the notes; one is added for each column, and each entry of `meta`, that did not agree with the rest.
 
     Raises:
-        ValueError: the rows of a table have lost their own numbers.
+        DamagedCaptureError: the rows of a table have lost their own numbers.
     """
     counts = {"strings": len(strings), **{name: tables[name].rows for name in NUMBERED}}
     for name, column in _GROUPED.items():
@@ -442,13 +523,13 @@ def _require_numbers(table: ChunkedTable, name: str, column: str) -> None:
     if (np.diff(numbers) == 1).all() and (not len(numbers) or numbers[0] == 0):
         return
     if not np.array_equal(np.sort(numbers), np.arange(len(numbers))):
-        raise ValueError(f"`{column}` of `{name}` does not number its {len(numbers):,} rows from 0")
+        raise DamagedCaptureError(f"`{column}` of `{name}` does not number its {len(numbers):,} rows from 0")
 
 
 def _count_of_groups(table: ChunkedTable, name: str, column: str) -> int:
     low, high = table.bounds(column)
     if low < 0 or high > table.rows + _MOST_WITHOUT_ROWS:
-        raise ValueError(f"`{column}` of `{name}` goes from {low} to {high} in {table.rows:,} rows")
+        raise DamagedCaptureError(f"`{column}` of `{name}` goes from {low} to {high} in {table.rows:,} rows")
     return high + 1 if table.rows else 0
 
 
@@ -474,7 +555,7 @@ def _agreeing(
         else:
             kept &= ~is_wrong
             if schema.name in NUMBERED:
-                raise ValueError(
+                raise DamagedCaptureError(
                     f"`{column.name}` of `{schema.name}` holds {problems[-1][2]}, which should be from {low} to {high}"
                 )
     return {name: values[kept] for name, values in columns.items()}, problems

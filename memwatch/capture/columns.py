@@ -136,7 +136,7 @@ def decode(chunk: Chunk, into: NDArray[Any]) -> None:
         is_deflated, is_difference, width, first, base = _HEAD.unpack_from(chunk.data)
         rest = _rest(chunk, chunk.rows - is_difference, width, is_deflated=is_deflated)
     except (struct.error, zlib.error, KeyError, ValueError) as error:
-        raise DamagedCaptureError(f"its bytes are damaged ({error}); record it again") from error
+        raise DamagedCaptureError("its bytes are damaged; record it again") from error
     if not width and not is_difference and base == chunk.low == chunk.high:
         into.fill(base)  # half of all columns are constant in a chunk
         return

@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.capture.check import checked, length_of, opened, require_tables, rows_within, split_by_validity
+from memwatch.capture.check import (
+    checked,
+    damage_of,
+    length_of,
+    opened,
+    require_tables,
+    rows_within,
+    split_by_validity,
+)
 from memwatch.capture.columns import (
     INTEGER_TABLES,
     MOST_ROWS,
@@ -191,6 +199,7 @@ class CaptureWriter:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            has_begun = False
             try:
                 self._require_unchanged()
                 self._database.execute("BEGIN IMMEDIATE")
@@ -199,13 +208,16 @@ class CaptureWriter:
                     raise CaptureError(
                         f"cannot write {self.path}: another program has written into it; {_ALONE}"
                     )
+                has_begun = True
                 yield self._database
                 self._database.execute("COMMIT")
                 with contextlib.suppress(OSError):  # if the file is gone, the next write reports it
                     self._written_bytes = self._absolute.stat().st_size
             except BaseException as error:
+                _undo(self._database)
                 with contextlib.suppress(sqlite3.Error):
-                    self._database.execute("ROLLBACK")
+                    if has_begun:  # SQLite may count the undone write as one of another program
+                        (self._data_version,) = self._database.execute("PRAGMA data_version").fetchone()
                 if isinstance(error, sqlite3.Error):
                     self._require_unchanged()
                     if _is_locked(error):
@@ -242,6 +254,17 @@ class CaptureWriter:
         """Close and delete the file of a recording that did not begin."""
         self.close()
         remove_if_same(self._absolute, self._identity)
+
+
+def _undo(database: sqlite3.Connection) -> None:
+    """Roll back a transaction that failed, so that the file has its content from before, and no journal.
+
+    If the disk is full after SQLite has written a part of the transaction into the file, ROLLBACK only drops SQLite's
+    cache. The journal stays, and the next access to the file undoes the write with it.
+    """
+    for statement in ("ROLLBACK", "SELECT 1 FROM sqlite_master LIMIT 1"):
+        with contextlib.suppress(sqlite3.Error):
+            database.execute(statement).fetchone()
 
 
 def _is_locked(error: sqlite3.Error) -> bool:
@@ -399,7 +422,7 @@ def _telling_what_is_wrong(source: pathlib.Path) -> Iterator[None]:
         raise CaptureError(f"{source} cannot be read as a capture: {error}; record it again") from error
     except (sqlite3.Error, ValueError, TypeError, OverflowError, LookupError) as error:
         raise CaptureError(
-            f"{source} cannot be read as a capture: {visible(str(error))}; record it again"
+            f"{source} cannot be read as a capture: {damage_of(error)}; record it again"
         ) from error
 
 
@@ -455,11 +478,11 @@ class _Recorded:
         """Return tables, texts, metadata and notes.
 
         Raises:
-            ValueError: they do not belong together.
+            DamagedCaptureError: they do not belong together.
         """
         strings = {int(number): text_of(text) for number, text in self._strings}
         if sorted(strings) != list(range(len(strings))):
-            raise ValueError("its string ids have gaps")
+            raise DamagedCaptureError("its string ids have gaps")
         texts = [strings[number] for number in range(len(strings))]
         meta = {text_of(key): read_json(text_of(value)) for key, value in self._meta}
         notes = [Note(op, text_of(kind), text_of(text)) for op, kind, text in self._notes]
@@ -484,20 +507,24 @@ def _tables_of(recorded: Iterable[Sequence[Any]], left: int) -> dict[str, Chunke
     tables = empty_tables()
     waiting: dict[str, list[Chunk]] = {}
     for name, column, rows, low, high, checksum, data in recorded:
+        if name not in RECORDED_BY_NAME:
+            raise DamagedCaptureError(
+                f"it holds rows of a table {visible(repr(name)[:60])}, which captures don't have"
+            )
         run = waiting.setdefault(name, [])
         chunk = Chunk(int(rows), int(low), int(high), data)
         if RECORDED_BY_NAME[name].names[len(run)] != column or chunk.rows != (run or [chunk])[0].rows:
-            raise ValueError(f"the columns of its table {name} do not belong together")
+            raise DamagedCaptureError(f"the columns of its table {name} do not belong together")
         if not 0 < chunk.rows <= MOST_ROWS or zlib.crc32(data) != checksum:
-            raise ValueError(f"column {column} of its table {name} is damaged")
+            raise DamagedCaptureError(f"column {column} of its table {name} is damaged")
         run.append(chunk)
         if len(run) == len(RECORDED_BY_NAME[name].names):
             tables[name].append_chunks(waiting.pop(name))
             left -= chunk.rows
             if left < 0:
-                raise ValueError("it has more rows than its bytes can hold")
+                raise DamagedCaptureError("it has more rows than its bytes can hold")
     if waiting:
-        raise ValueError(f"columns of its tables {', '.join(waiting)} are missing")
+        raise DamagedCaptureError(f"columns of its tables {', '.join(waiting)} are missing")
     return tables
 
 
@@ -538,7 +565,7 @@ def read_head(path: str | os.PathLike[str]) -> Head:
             rows = list(rows_within(query, length_of(database)))
         meta = {text_of(key): read_json(text_of(value)) for key, value in rows}
     except (DamagedCaptureError, sqlite3.Error, ValueError, TypeError) as error:
-        raise CaptureError(f"{source} cannot be read as a capture: {visible(str(error))}") from error
+        raise CaptureError(f"{source} cannot be read as a capture: {damage_of(error)}") from error
     summary = meta.pop(SUMMARY, None)
     return Head(split_by_validity(meta)[0], summary if isinstance(summary, dict) else None, int(version))
 
@@ -551,10 +578,14 @@ def add_summary(path: str | os.PathLike[str], summary: dict[str, Any]) -> None:
     """
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as database:
-            database.execute("PRAGMA synchronous = OFF")
-            database.execute("BEGIN IMMEDIATE")
-            database.execute("DELETE FROM meta WHERE key = ?", (SUMMARY,))
-            database.execute("INSERT INTO meta VALUES (?, ?)", (SUMMARY, json.dumps(summary)))
-            database.execute("COMMIT")
+            try:
+                database.execute("PRAGMA synchronous = OFF")
+                database.execute("BEGIN IMMEDIATE")
+                database.execute("DELETE FROM meta WHERE key = ?", (SUMMARY,))
+                database.execute("INSERT INTO meta VALUES (?, ?)", (SUMMARY, json.dumps(summary)))
+                database.execute("COMMIT")
+            except sqlite3.Error:
+                _undo(database)
+                raise
     except sqlite3.Error as error:
         raise CaptureError(f"cannot write the summary into {path}: {error}") from error

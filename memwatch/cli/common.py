@@ -10,7 +10,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.output_files import check_outputs
+from memwatch.output_files import OutputError, check_outputs
 from memwatch.sizes import SizeError, parse_bytes
 from memwatch.text import UNPRINTABLE, visible
 
@@ -63,15 +63,23 @@ def read(capture: Path, device: str | None) -> Reading:
 
 
 def emit(text: str) -> None:
-    """Write text to standard output; drop it where standard output is closed or its reader left (`| head`)."""
+    """Write text to standard output; drop it where standard output is closed or its reader left (`| head`).
+
+    Raises:
+        OutputError: standard output cannot be written, as on a full disk.
+    """
     if sys.stdout is None:
         return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # the interpreter flushes standard output once more at its end, which must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise OutputError(
+                f"cannot write to standard output: {error.strerror}; send it to a place with room"
+            ) from error
 
 
 def say(text: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import inspect
+import os
 import re
 import sys
 import textwrap
@@ -115,12 +117,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"memwatch: error: {visible(arguments[0])} is a file; type memwatch {meant} {words}\n"
         )
         return 2
+    if arguments[0] not in VERBS and not arguments[0].startswith("-"):
+        meant = next(iter(difflib.get_close_matches(arguments[0], VERBS, 1)), None)
+        hint = "" if meant is None else f"did you mean {meant}? "
+        sys.stderr.write(
+            f"memwatch: error: there is no verb {visible(arguments[0])}; {hint}`memwatch --help` lists all verbs\n"
+        )
+        return 2
     try:
         options = parse(_parser(arguments[0]), arguments)
         execute: Execute = options.execute
         ended = execute(options)
     except (MemwatchError, OSError) as error:
-        sys.stderr.write(f"memwatch: error: {visible(' '.join(str(error).split()))}\n")
+        text = str(error) if isinstance(error, MemwatchError) else _text_of(error)
+        sys.stderr.write(f"memwatch: error: {visible(' '.join(text.split()))}\n")
         return 2 if isinstance(error, OptionError) else 1
     except KeyboardInterrupt:  # memwatch's own work was interrupted; an interrupted program is in `ended`
         sys.excepthook = _say_interrupted
@@ -128,6 +138,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(ended, BaseException):
         raise ended
     return ended
+
+
+def _text_of(error: OSError) -> str:
+    """Return the text of an error of the system. Only the working directory can be missing without a name."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working directory no longer exists; change to another one"
+    return str(error)
 
 
 _NEGATIVE: Final = re.compile(r"-\.?\d")

@@ -26,6 +26,7 @@ from memwatch.job import (
     files_of_children,
     named_for,
     program_name,
+    require_known_fields,
 )
 from memwatch.output_files import OutputError
 from memwatch.settings import project_settings
@@ -60,13 +61,15 @@ def fill_options(options: argparse.Namespace, settings: Settings) -> None:
 
 def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -> Profile:
     """Return the recording of this process into a file, not yet open; it gives way to blocks of the program."""
-    from memwatch.profile import Sampled, profile
+    from memwatch.profile import Sampled, profile, read_limits
 
+    limits = _limits(options.limit)
+    read_limits(limits, "--limit")  # its errors name the option that was typed
     recording = profile(
         capture,
         stacks=options.stacks,
         replay=options.replay,
-        limit_bytes=_limits(options.limit),
+        limit_bytes=limits,
         schedule=Sampled(options.every or 0, options.first or 0) if options.every or options.first else None,
     )
     recording.gives_way = True
@@ -99,6 +102,19 @@ def _limits(given: list[str] | None) -> str | dict[str, str] | None:
             "give --limit one size for every device, or a DEVICE=SIZE for each, as cuda:0=8GiB"
         )
     return dict(limit.split("=", 1) for limit in given)
+
+
+def say_limits_without_device(given: list[str] | None) -> None:
+    """Print the limits that could not stop the program, because this machine does not have their devices.
+
+    It is printed at the end: memwatch does not know the devices before the program initialises the accelerator.
+    """
+    from memwatch.devices.adapters import has_device
+
+    for limit in given or ():
+        device = limit.rpartition("=")[0]
+        if device and not has_device(device):
+            say(f"this machine has no device {device}, so --limit {limit} limited nothing")
 
 
 def leave_summary(recording: Profile, capture: Path) -> None:
@@ -247,6 +263,8 @@ def record_this_process(given: Mapping[str, Any]) -> None:
 def _file(output: str | None) -> Path:
     """Return the file of this process, whose folder exists. A file that is there already stays: ours gets a number."""
     place = JobPlace.here()
+    if output:
+        require_known_fields(output)
     name = output or f"{program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}.memwatch"
     path = named_for(place, name).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)

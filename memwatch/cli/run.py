@@ -25,9 +25,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.common import command_line, make_room, memwatch_command, positive, say, size_of_device
 from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
-from memwatch.cli.recording import fill_options, leave_summary, plain_options, recording_of
+from memwatch.cli.recording import (
+    fill_options,
+    leave_summary,
+    plain_options,
+    recording_of,
+    say_limits_without_device,
+)
 from memwatch.errors import CaptureError, MemwatchError
-from memwatch.job import JobPlace, ask_children, files_of_children, named_for
+from memwatch.job import JobPlace, ask_children, files_of_children, named_for, require_known_fields
 from memwatch.settings import project_settings
 from memwatch.words.processes import GAVE_WAY_KIND
 
@@ -100,8 +106,11 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.live.beside import live_view
 
-    program, place = chosen_program(options), JobPlace.here()
+    program, place, process = chosen_program(options), JobPlace.here(), os.getpid()
     fill_options(options, project_settings())
+    for given in (options.output, options.page):
+        if given:
+            require_known_fields(given)
     capture = named_for(place, options.output or _default_name(program, place))
     page: Path | None = None
     if options.html:  # beside the capture it has that one's name
@@ -134,7 +143,10 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         write_page = (
             functools.partial(_write_page, recording, page, force=options.force) if page is not None else None
         )
-        return _run_inside(recording, run, capture.absolute(), write_page)
+        ended = _run_inside(recording, run, capture.absolute(), write_page)
+    if os.getpid() == process:  # a child that the program forked comes here too
+        say_limits_without_device(options.limit)
+    return ended
 
 
 def _name_next(

@@ -308,6 +308,21 @@ def devices_in_use() -> list[str]:
     return [name for kind in kinds for name in adapter_of(kind).names]
 
 
+def has_device(name: str) -> bool:
+    """Return False if this machine does not have a device, such as `cuda:9` or `cuda`.
+
+    Call it after the program has ended: some builds of torch initialise the accelerator for the answer.
+    """
+    kind = kind_of(name)
+    if kind in (CPU, "meta"):
+        return True
+    module = getattr(torch, kind, None)
+    if module is None or not getattr(module, "is_available", lambda: True)():
+        return False
+    names = adapter_of(name).names
+    return not names or name == kind or name in names
+
+
 @dataclass
 class Reserved:
     """The memory that an allocator holds on a device, in bytes.

@@ -59,6 +59,10 @@ def estimate(
         MemwatchError: the function uses parameters that exist already, or values that fake tensors do not have.
         Exception: the function itself raised it.
     """
+    if not callable(step):
+        raise OptionError(
+            f"estimate() runs a function, and {step!r} is not one; pass the function, without calling it"
+        )
 
     def program() -> None:
         step(*args, **kwargs)

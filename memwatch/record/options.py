@@ -49,8 +49,12 @@ class DeviceLimits:
         return self.named.get(device, self.named.get(kind_of(device), self.every))
 
 
-def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
+def read_limits(limit: Size | Mapping[str, Size] | None, option: str = "limit_bytes") -> DeviceLimits | None:
     """Return the limits for a size or for sizes by device; None if `limit` is None.
+
+    Args:
+        limit: the size or the sizes.
+        option: the name of the option, for errors.
 
     Raises:
         SizeError: a size cannot be read.
@@ -62,7 +66,7 @@ def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
         return DeviceLimits(parse_bytes(limit))
     wrong = [name for name in limit if not _is_device(str(name))]
     if wrong:
-        raise OptionError(f"limit_bytes has a limit of {wrong[0]!r}; name devices such as 'cpu' or 'cuda:0'")
+        raise OptionError(f"{option} has a limit of {wrong[0]!r}; name devices such as 'cpu' or 'cuda:0'")
     return DeviceLimits(named={str(name): parse_bytes(size) for name, size in limit.items()})
 
 
@@ -90,6 +94,11 @@ class Options:
     schedule: Schedule | None = None
     keep: str = "all"
 
+    def __post_init__(self) -> None:
+        """Check the interceptor where the options are given, not where the block begins."""
+        if self.intercept not in {"auto", "mode", "key"}:
+            raise MemwatchError(f"intercept={self.intercept!r} is unknown; use 'auto', 'mode' or 'key'")
+
     @property
     def chooses_steps(self) -> bool:
         """Whether some steps are not kept."""
@@ -108,13 +117,11 @@ class Choice:
             they make tensors that only a dispatch mode does not see.
 
     Raises:
-        MemwatchError: `options.intercept` is unknown, or this torch does not support it.
+        MemwatchError: this torch does not support `options.intercept`.
     """
 
     def __init__(self, options: Options) -> None:
         intercept = options.intercept
-        if intercept not in {"auto", "mode", "key"}:
-            raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
         self.backend: Backend = _backend(for_replay=options.replay)
         faster = native.remark_once() if self.backend is python.BACKEND and not options.replay else ""
         self.remarks = [("recorder", faster)] if faster else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
 import io
@@ -17,7 +18,7 @@ from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.kinds.roles import CATEGORIES
-from memwatch.output_files import whole_file
+from memwatch.output_files import OutputError, whole_file
 from memwatch.report.page.events import live_by_category
 from memwatch.report.stats import stats
 from memwatch.report.tree import peak_tree
@@ -344,12 +345,25 @@ def write_dataset(reading: Reading, folder: Path, *, force: bool = False) -> lis
     existing = [file for file in files.values() if file.exists()]
     if existing and not force:
         raise DatasetError(f"{existing[0]} exists; name another folder with -o, or replace it with -f")
+    made: list[Path] = []
     try:
         for name, file in files.items():
+            made += [each for each in reversed(file.parents) if not each.exists()]
             file.parent.mkdir(parents=True, exist_ok=True)
             frame: pd.DataFrame = getattr(reading, name)
             with whole_file(file, force=force) as part:
                 frame.assign(pid=meta.get("pid", 0)).to_parquet(part, engine=_ENGINE, index=True)
-    except OSError as error:
+            made.append(file)
+    except (OSError, OutputError) as error:
+        _remove([path for path in made if path not in existing])
+        if isinstance(error, OutputError):
+            raise
         raise DatasetError(f"cannot write the dataset {folder}: {error}; choose a writable place") from error
     return list(files.values())
+
+
+def _remove(paths: list[Path]) -> None:
+    """Remove the files and folders of a dataset that could not be finished, the last first."""
+    for path in reversed(paths):
+        with contextlib.suppress(OSError):  # as a folder into which another process has written
+            path.rmdir() if path.is_dir() else path.unlink()

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memwatch.analysis.findings.finding import LEAST_RATIO
+from memwatch.errors import OptionError
 from memwatch.kinds.roles import CATEGORY_OF
 from memwatch.report.console import (
     Code,
@@ -102,8 +103,11 @@ def summary(
         The text, ending with a newline.
 
     Raises:
+        OptionError: `rows` is not a whole number of 0 or more.
         PlanMismatchError: the result belongs to another plan.
     """
+    if rows is not None and (not hasattr(rows, "__index__") or rows < 0):
+        raise OptionError(f"rows={rows!r} is not a whole number of 0 or more")
     line = line_width(width)
 
     def text_with(content: _Content) -> str:
@@ -162,7 +166,8 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
     rows = content.rows
     parts: list[RenderableType] = [_headline(reading)]
     if not reading.peak_bytes:
-        parts.append(Text(words.NO_TENSOR))
+        is_whole = reading.meta.get("complete", True)
+        parts.append(Text(words.NO_TENSOR if is_whole else words.NOTHING_WRITTEN))
     if len(reading.at_peak):
         parts.append("")
         parts += _made_of(reading, content, line)

@@ -37,6 +37,10 @@ NO_TENSOR: Final = (
     "The program made no tensor in this process. "
     "`memwatch run --children` also records the processes that it starts."
 )
+NOTHING_WRITTEN: Final = (
+    "The process has written nothing yet, or it ended before it wrote anything. "
+    "memwatch does not know what tensors it made."
+)
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that the memory at the peak comes from, with the backward of their ops"

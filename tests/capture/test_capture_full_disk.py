@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import memwatch
-from memwatch.capture import CaptureError
+from memwatch.capture import CaptureError, load
+from memwatch.capture.file import CaptureWriter
 from memwatch.record import flush
 
 KIB = 1024
@@ -74,6 +75,21 @@ def test_rows_go_into_the_file_in_the_end_when_there_is_room_again(tmp_path, mon
     assert prof.notes == whole.notes
     assert len(memwatch.load(path).ops) == len(prof.ops)
     assert memwatch.load(path).peak_bytes == prof.peak_bytes
+
+
+def test_a_write_that_does_not_fit_leaves_no_journal(tmp_path):
+    """SQLite has written a part of it into the file when the disk is full. A copy of the file alone is whole."""
+    path = tmp_path / "full.memwatch"
+    writer = CaptureWriter(path)
+    writer.write_meta({"complete": False})
+    rows = [(number, f"{number:x}" * 1000) for number in range(4000)]  # more than SQLite's cache
+    with files_up_to(200 * KIB), pytest.raises(CaptureError, match="make room"):
+        writer.write({}, rows)
+    assert [each.name for each in tmp_path.iterdir()] == ["full.memwatch"]
+    assert load(path).meta == {"complete": False}
+    writer.write({}, rows)  # there is room again
+    writer.close()
+    assert len(load(path).strings) == len(rows)
 
 
 def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path):

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import traceback
 
 import numpy as np
@@ -134,6 +135,26 @@ def test_what_a_killed_writer_had_half_written_is_undone(good, tmp_path):
     assert not journal.exists()
     killed_in_a_write(good, path)
     assert read_head(path).meta == read_head(good).meta
+
+
+def test_a_half_written_file_that_you_may_not_write_is_read_from_a_copy(good, tmp_path, monkeypatch):
+    """The write is undone in the copy. The file and its journal stay, and the copy goes."""
+    path, copies = tmp_path / "x.memwatch", tmp_path / "copies"
+    copies.mkdir()
+    journal = killed_in_a_write(good, path)
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    connect = sqlite3.connect
+
+    def read_only_here(database, **options):
+        """Root may write in every folder, so a folder that may not be written is simulated."""
+        return connect(database.replace("x.memwatch?mode=rw", "x.memwatch?mode=ro"), **options)
+
+    monkeypatch.setattr(sqlite3, "connect", read_only_here)
+    before = path.read_bytes(), journal.read_bytes()
+    assert load(path).strings == load(good).strings
+    assert read_head(path).meta == read_head(good).meta
+    assert (path.read_bytes(), journal.read_bytes()) == before
+    assert not list(copies.iterdir())
 
 
 def test_a_journal_that_names_another_file_is_refused_and_that_file_stays(good, tmp_path):

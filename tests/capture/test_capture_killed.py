@@ -88,6 +88,8 @@ def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path
     assert kind == "unfinished"
     assert "That is nothing yet." in text
     assert "has not ended" in reading.summary()
+    assert "memwatch does not know what tensors it made" in reading.summary(width=200)
+    assert "made no tensor" not in reading.summary(width=200)
     reading.report(tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size > 0
 

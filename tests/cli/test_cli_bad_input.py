@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import re
+import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 import memwatch
@@ -136,3 +140,85 @@ def test_words_of_a_script_about_a_card_stay_the_scripts(shell_memwatch, tmp_pat
     done = shell_memwatch("estimate", "--in-place", "program.py", "--prompt", "use --device H100 now")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Estimated peak")
+
+
+@pytest.mark.words
+@pytest.mark.parametrize(
+    ("verb", "meant"), [("summry", "did you mean summary? "), ("qqqq", "")], ids=["near", "far"]
+)
+def test_an_unknown_verb_is_told_the_nearest_one(verb, meant, capsys):
+    assert main([verb, "train.memwatch"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error == f"memwatch: error: there is no verb {verb}; {meant}`memwatch --help` lists all verbs"
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("name", ["{foo}.memwatch", "{rank", "a.{rank}.{}.memwatch"])
+def test_an_unknown_field_of_a_file_name_is_told_the_known_ones(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    assert main(["run", "-o", name, "train.py"]) == 2
+    said = capsys.readouterr()
+    assert "unknown field {" in said.err
+    assert said.err.endswith("; use {rank}, {pid}, {host}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_script_may_have_braces_in_its_name(shell_memwatch, tmp_path):
+    """The twin: the capture is named after the script, which has no fields."""
+    (tmp_path / "{foo}.py").write_text("print('ran')\n")
+    assert shell_memwatch("run", "{foo}.py").returncode == 0
+    assert list(tmp_path.glob("{foo}.*.memwatch"))
+
+
+@pytest.mark.words
+def test_a_working_directory_that_is_gone_is_told(tmp_path, capsys, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["run", str(tmp_path / "train.py")]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error == "memwatch: error: the working directory no longer exists; change to another one"
+
+
+def test_a_standard_output_without_room_is_told(narrow, tmp_path):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        words = [sys.executable, "-m", "memwatch", "summary", narrow]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("memwatch: error: cannot write to standard output: No space left on device; ")
+
+
+@pytest.mark.words
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda _: memwatch.load(None), "None is not a path"),
+        (lambda _: memwatch.estimate(3), "estimate() runs a function, and 3 is not one"),
+        (lambda _: memwatch.profile(intercept="x"), "intercept='x' is unknown"),
+        (lambda capture: memwatch.load(capture).summary(rows=float("nan")), "rows=nan is not a whole number"),
+        (lambda capture: memwatch.load(capture).summary(rows=-1), "rows=-1 is not a whole number"),
+    ],
+)
+def test_a_wrong_argument_of_a_function_is_an_error_of_memwatch(narrow, call, told):
+    with pytest.raises(memwatch.MemwatchError, match=re.escape(told)):
+        call(narrow)
+
+
+def test_a_dataset_that_cannot_be_finished_leaves_nothing(narrow, tmp_path, monkeypatch):
+    """The disk is full at the third table. A second try with room succeeds."""
+    folder, tries = tmp_path / "ds", iter(range(100))
+    write = pd.DataFrame.to_parquet
+
+    def full_at_the_third(*args, **options):
+        if next(tries) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args, **options)
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full_at_the_third)
+    assert main(["transform", str(narrow), "parquet", "-o", str(folder)]) == 1
+    assert not folder.exists()
+    assert main(["transform", str(narrow), "parquet", "-o", str(folder)]) == 0
+    assert len(list(folder.rglob("*.parquet"))) > 3

@@ -17,6 +17,7 @@ WRONG = (
     "run --limit 8giga {program}",
     "run --limit cuda:0=8giga {program}",
     "run --limit cuda:0= {program}",
+    "run --limit 0.5 {program}",
     "run --every 0 {program}",
     "plan --budget 8giga {capture}",
     "plan --budget sixty% {capture}",
@@ -62,7 +63,7 @@ def test_a_negative_size_is_called_negative(line, capsys):
     ("line", "told"),
     [
         ("fit --ways nope --limit 1GiB train.py", "fit() has no way 'nope'; it has foreach"),
-        ("run --limit gpu0=1GiB train.py", "limit_bytes has a limit of 'gpu0'; name"),
+        ("run --limit gpu0=1GiB train.py", "--limit has a limit of 'gpu0'; name"),
     ],
 )
 def test_a_name_that_means_nothing_is_wrong_usage(line, told, shell_memwatch, tmp_path):

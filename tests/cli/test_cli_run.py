@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import shlex
 import signal
@@ -79,6 +81,30 @@ def test_the_last_lines_are_commands_that_work(shell_memwatch, tmp_path):
         assert capture in shlex.split(line)
         subprocess.run(line, shell=True, cwd=tmp_path, check=True, capture_output=True, timeout=120)
     assert (tmp_path / capture).with_suffix(".html").read_text().startswith("<!")
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize(
+    ("name", "locale"),
+    [
+        (b"bad\xff.py", {}),
+        ("n\xe9.py".encode(), {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    ],
+    ids=["not UTF-8", "not in the locale"],
+)
+def test_a_program_may_have_any_name(name, locale, native, tmp_path):
+    """The capture has that name, and its texts hold it; the commands that are printed can be typed."""
+    script = tmp_path / os.fsdecode(name)
+    script.write_text("import torch\ntorch.ones(1000).exp()\n")
+    settings = {**os.environ, **locale, "MEMWATCH_NATIVE": native, "OMP_NUM_THREADS": "1"}
+    run = functools.partial(subprocess.run, cwd=tmp_path, env=settings, capture_output=True, timeout=120)
+    done = run([sys.executable, "-m", "memwatch", "run", script], check=False)
+    assert done.returncode == 0, done.stderr
+    for line in done.stderr.splitlines()[-2:]:
+        run(["bash", "-c", line], check=True)
+    (capture,) = tmp_path.glob("*.memwatch")
+    lines = memwatch.load(capture).ops["line"]
+    assert all(os.fsencode(line).endswith(b"/" + name + b":2") for line in lines)
 
 
 def test_the_page_is_written_where_it_was_asked_for(shell_memwatch, tmp_path):
@@ -163,7 +189,18 @@ def test_each_device_may_have_a_limit_of_its_own(shell_memwatch):
     both = shell_memwatch("run", "--limit", "1MiB", "--limit", "cpu=2MiB", "-c", code)
     assert (within.returncode, above.returncode) == (0, 1)
     assert "MemoryLimitError: 4.00 MiB" in above.stderr
+    assert "`memwatch summary FILE`" in above.stderr
     assert "DEVICE=SIZE" in both.stderr
+
+
+def test_a_limit_of_a_device_that_is_not_there_is_told(shell_memwatch):
+    """A limit of the device that the program used is the twin."""
+    code = "import torch; torch.ones(1 << 20)"
+    limits = ("--limit", "cuda:99=5GiB", "--limit", "cpu=1GiB")
+    done = shell_memwatch("run", "-q", *limits, "-c", code)
+    assert (done.returncode, done.stderr) == (
+        0, "memwatch: this machine has no device cuda:99, so --limit cuda:99=5GiB limited nothing\n"
+    )  # fmt: skip
 
 
 def test_a_rank_that_is_started_again_keeps_what_it_left(shell_memwatch, tmp_path):

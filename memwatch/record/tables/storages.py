@@ -385,7 +385,7 @@ class Storages:
         live = format_bytes(account.live_bytes + account.handed_on_bytes)
         error = MemoryLimitError(
             f"{live} of tensors are live{where}, more than the limit of {format_bytes(limit_bytes)}; "
-            "see prof.at_peak for the tensors, or raise the limit"
+            "see the tensors in prof.at_peak or, of a recorded file, with `memwatch summary FILE`; or raise the limit"
         )
         error.device = self._strings.texts[device]
         return error
