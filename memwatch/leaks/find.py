@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from memwatch._torch.autograd import next_sequence_nr
 from memwatch.devices import adapter_of, devices_in_use
-from memwatch.errors import MemwatchError
+from memwatch.errors import MemwatchError, OptionError
 from memwatch.heap.classes import count_by_class, named_classes
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, is_tool_module
@@ -156,7 +156,12 @@ def find_leaks(
 
     Raises:
         RunsError: ``warmup`` is negative, or ``runs`` is neither positive nor "auto".
+        OptionError: ``fn`` is no function.
     """
+    if not callable(fn):
+        raise OptionError(
+            f"find_leaks() runs a function, and {fn!r} is not one; pass the function, without calling it"
+        )
     return Leaks(find_growth(fn, args, kwargs, schedule_of(warmup, runs)))
 
 

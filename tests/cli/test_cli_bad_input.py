@@ -197,6 +197,7 @@ def test_a_standard_output_without_room_is_told(narrow, tmp_path):
     [
         (lambda _: memwatch.load(None), "None is not a path"),
         (lambda _: memwatch.estimate(3), "estimate() runs a function, and 3 is not one"),
+        (lambda _: memwatch.find_leaks(3), "find_leaks() runs a function, and 3 is not one"),
         (lambda _: memwatch.profile(intercept="x"), "intercept='x' is unknown"),
         (lambda capture: memwatch.load(capture).summary(rows=float("nan")), "rows=nan is not a whole number"),
         (lambda capture: memwatch.load(capture).summary(rows=-1), "rows=-1 is not a whole number"),
