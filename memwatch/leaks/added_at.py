@@ -1,8 +1,9 @@
 """Find the lines of the program that add entries to a container which a leak goes through.
 
 Python does not record who added an entry. So memwatch reads the program's own files that the leak names, and looks for
-lines that add to a variable or an attribute of the container's name. What it says of such a line is true whatever
-other lines do. A container that a function gets under another name has no such line, and then memwatch says nothing.
+lines that add to the variable or the attribute of the path. A line counts only if its name means the same object by the
+rules of Python's scopes. A function that gets the container under another name has no such line, and then memwatch
+says nothing.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ import ast
 import functools
 import linecache
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.kinds.edges import EdgeKind
 from memwatch.own_code import is_program_code
+from memwatch.program_text import FUNCTIONS, first_line, lines_of, parse, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwatch.kinds.edges import Edge
 
-    _Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
 _MOST_LINES: Final = 2
 """A guess: three lines that add to a container are a list to read, and no answer."""
+_MOST_CHARACTERS: Final = 100
+"""Characters of a line that the report shows. A guess."""
 _ADDS: Final = frozenset(
     {
         *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
@@ -35,9 +37,8 @@ _ADDS: Final = frozenset(
 _GETS: Final = frozenset({"get", "setdefault"})
 """The methods of a dictionary that return an entry, which may be a container in turn."""
 _ATTRIBUTES: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE)
-_VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.CLOSURE_CELL)
+_OF_FUNCTION: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
 _SELF: Final = ("self", "cls")
-_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Adding:
         file: its file.
         line: its number.
         function: the function with it, `<module>` outside functions.
-        code: its text, without a comment.
+        code: its text, without a comment; "..." stands for further lines.
     """
 
     file: str
@@ -57,29 +58,58 @@ class Adding:
     code: str
 
 
+class _Scope(NamedTuple):
+    """A function or a class around an expression: its name, its first and last line, and a function's variables."""
+
+    name: str
+    first: int
+    last: int
+    variables: frozenset[str] | None  # None for a class, whose names its methods do not see
+
+
 @dataclass(frozen=True)
 class _Change:
     """An expression that adds an entry. It holds no part of the syntax tree, because trees are large.
 
     Attributes:
-        name: the variable or the attribute to which it adds.
+        names: what it adds to: `("history",)`, or `("self", "history")` for an attribute of a variable.
         line: its line.
         code: the first line of its text.
-        is_attribute: True for an attribute.
-        of_self: True for an attribute of `self` or `cls`.
-        is_local: True for a variable of a function around it.
-        functions: the functions around it, outermost first: the name, the first and the last line.
-        classes: the names of the classes around it.
+        scopes: the functions and classes around it, outermost first.
     """
 
-    name: str
+    names: tuple[str, ...]
     line: int
     code: str
-    is_attribute: bool
-    of_self: bool
-    is_local: bool
-    functions: tuple[tuple[str, int, int], ...]
-    classes: tuple[str, ...]
+    scopes: tuple[_Scope, ...]
+
+    @property
+    def functions(self) -> list[_Scope]:
+        """The functions around it."""
+        return [scope for scope in self.scopes if scope.variables is not None]
+
+    @property
+    def owner(self) -> _Scope | None:
+        """The function that has the variable which the expression goes out from; None for a global."""
+        owners = (scope for scope in reversed(self.functions) if self.names[0] in (scope.variables or ()))
+        return next(owners, None)
+
+    @property
+    def of_class(self) -> str:
+        """The class whose method has it, or an empty name."""
+        return next((scope.name for scope in reversed(self.scopes) if scope.variables is None), "")
+
+
+class _File(NamedTuple):
+    """What memwatch keeps of one file.
+
+    Attributes:
+        changes: its expressions that add entries.
+        imported: for each imported name the module from which it comes, empty for `import`, and its name there.
+    """
+
+    changes: tuple[_Change, ...]
+    imported: dict[str, tuple[str, str]]
 
 
 def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]) -> tuple[Adding, ...]:
@@ -93,21 +123,19 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
     at = next((at for at, edge in enumerate(edges) if edge is cut), None)
     if at is None or not edges[at].kind.row.is_entry:
         return ()
-    named = next((edge for edge in reversed(edges[:at]) if not edge.kind.row.is_entry), None)
-    if named is None or named.name is None:
+    way = [
+        edge for edge in edges[:at] if not edge.kind.row.is_entry
+    ]  # `.outputs["val"]` has the name `.outputs`
+    if not way or way[-1].name is None:
         return ()
     in_files = dict.fromkeys([*_files(edges[: at + 1]), *files])
     found = [
-        Adding(
-            file,
-            change.line,
-            change.functions[-1][0] if change.functions else "<module>",
-            change.code,
-        )
+        Adding(file, change.line, change.functions[-1].name if change.functions else "<module>", change.code)
         for file in in_files
         if is_program_code(file)
-        for change in _changes(file)
-        if _is_of(change, named)
+        for text in [_read(file)]
+        for change in text.changes
+        if _adds_to(change.names, change, file, text.imported, way)
     ]
     lines = tuple(dict.fromkeys(found))
     return lines if len(lines) <= _MOST_LINES else ()
@@ -115,89 +143,92 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
 
 def _files(edges: Sequence[Edge]) -> Iterator[str]:
     for edge in edges:
-        for file in (
-            edge.file,
-            *(end.file for end in (edge.owner, edge.target, edge.reader) if end is not None),
-        ):
-            if file is not None:
-                yield file
+        ends = (end.file for end in (edge.owner, edge.target, edge.reader) if end is not None)
+        yield from (file for file in (edge.file, *ends) if file is not None)
 
 
-def _is_of(change: _Change, named: Edge) -> bool:
-    """Return True if an expression adds to something of the name of a reference, in its scope."""
-    if change.name != named.name:
+def _adds_to(
+    names: tuple[str, ...],
+    change: _Change,
+    file: str,
+    imported: dict[str, tuple[str, str]],
+    way: Sequence[Edge],
+) -> bool:
+    """Return True if names of an expression mean the object at the end of a way."""
+    last = way[-1]
+    if names[-1] != last.name:
         return False
-    if named.kind is EdgeKind.GLOBAL:
-        return change.is_attribute or not change.is_local
-    if named.owner is None:
-        return False
-    owner, line = named.owner.name.rpartition(".")[2], named.owner.line
-    if named.kind in _ATTRIBUTES:  # `self` of another class is another object
-        return change.is_attribute and (not (change.of_self and change.classes) or owner in change.classes)
-    return (
-        named.kind in _VARIABLES
-        and not change.is_attribute
-        and any(
-            name == owner and (line is None or first <= line <= last)
-            for name, first, last in change.functions
+    owner = last.owner
+    if last.kind in _ATTRIBUTES:
+        if len(names) == 1 or owner is None:
+            return False
+        base = names[:-1]
+        if base == (owner.name,) or (base[0] in _SELF and len(base) == 1):
+            return owner.name == (change.of_class if base[0] in _SELF else base[0])
+        return len(way) > 1 and _adds_to(base, change, file, imported, way[:-1])
+    if last.kind is EdgeKind.GLOBAL:
+        return (file == last.file and len(names) == 1 and change.owner is None) or _is_imported(
+            names, change, last, imported
         )
+    if len(names) > 1 or owner is None:
+        return False
+    if last.kind is EdgeKind.CLOSURE_CELL:  # a function that captures the variable has it from one around
+        within = [scope for scope in change.functions if _is(scope, owner.name, owner.line)]
+        return bool(within) and change.owner is not None and change.owner.first < within[-1].first
+    return (
+        last.kind in _OF_FUNCTION and change.owner is not None and _is(change.owner, owner.name, owner.line)
     )
 
 
-@functools.lru_cache(maxsize=128)
-def _changes(file: str) -> tuple[_Change, ...]:
-    """Return the expressions of a file that add an entry to a variable or an attribute."""
-    source = "".join(linecache.getlines(file))
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # no Python file
-        return ()
+def _is_imported(
+    names: tuple[str, ...], change: _Change, last: Edge, imported: dict[str, tuple[str, str]]
+) -> bool:
+    """Return True for `history` after `from module import history`, and for `module.history`."""
+    module = "" if last.owner is None else last.owner.name.rpartition(".")[2]
+    source, name = imported.get(names[0], ("", ""))
+    if not module or change.owner is not None or len(names) > 2:
+        return False
+    return (source, name) == (module, last.name) if len(names) == 1 else name == module
+
+
+def _is(scope: _Scope, qualified_name: str, line: int | None) -> bool:
+    is_there = line is None or scope.first <= line <= scope.last
+    return scope.name == qualified_name.rpartition(".")[2] and is_there
+
+
+def _read(file: str) -> _File:
+    linecache.checkcache(file)  # a reload may have changed it
+    return _changes("".join(linecache.getlines(file)))
+
+
+@functools.lru_cache(maxsize=64)  # files
+def _changes(text: str) -> _File:
+    """Return the expressions of a file that add an entry to a variable or an attribute, in their order."""
+    tree = parse(text)
+    if tree is None:
+        return _File((), {})
+    lines = lines_of(text)
     found: list[_Change] = []
+    imported: dict[str, tuple[str, str]] = {}
     todo: list[tuple[ast.AST, tuple[_Scope, ...]]] = [(tree, ())]
     while todo:
         node, scopes = todo.pop()
-        functions = [scope for scope in scopes if isinstance(scope, _FUNCTIONS)]
-        for target in _targets(node):
-            base = _base(target)
-            if not isinstance(base, (ast.Name, ast.Attribute)):
-                continue
-            is_attribute = isinstance(base, ast.Attribute)
-            name = base.attr if isinstance(base, ast.Attribute) else base.id
-            change = _Change(
-                name,
-                target.end_lineno or target.lineno,
-                (ast.get_source_segment(source, node) or "").partition("\n")[0],
-                is_attribute=is_attribute,
-                of_self=isinstance(base, ast.Attribute)
-                and isinstance(base.value, ast.Name)
-                and base.value.id in _SELF,
-                is_local=any(name in _variables(function) for function in functions),
-                functions=tuple(map(_lines, functions)),
-                classes=tuple(scope.name for scope in scopes if isinstance(scope, ast.ClassDef)),
-            )
-            found.append(change)
-        inner = (*scopes, node) if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) else scopes
-        todo += [(child, inner) for child in ast.iter_child_nodes(node)]
-    return tuple(sorted(found, key=lambda change: change.line))
-
-
-def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, int, int]:
-    first = min([function.lineno, *(each.lineno for each in function.decorator_list)])
-    return function.name, first, function.end_lineno or function.lineno
-
-
-def _variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """Return the arguments of a function, and the names that it assigns and does not declare global."""
-    found: set[str] = set()
-    declared: set[str] = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.arg):
-            found.add(node.arg)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Global):
-            declared.update(node.names)
-    return found - declared
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            source = (getattr(node, "module", None) or "").rpartition(".")[2]
+            for alias in node.names:
+                imported[alias.asname or alias.name] = source, alias.name.rpartition(".")[2]
+        found += [
+            _Change(names, node.lineno, _code(node, lines), scopes)
+            for target in _targets(node)
+            if isinstance(node, (ast.expr, ast.stmt)) and (names := _names(target))
+        ]
+        if isinstance(node, FUNCTIONS):
+            last = node.end_lineno or node.lineno
+            scopes = (*scopes, _Scope(node.name, first_line(node), last, frozenset(variables_of(node))))
+        elif isinstance(node, ast.ClassDef):
+            scopes = (*scopes, _Scope(node.name, node.lineno, node.end_lineno or node.lineno, None))
+        todo += [(child, scopes) for child in ast.iter_child_nodes(node)]
+    return _File(tuple(sorted(found, key=lambda change: change.line)), imported)
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:
@@ -212,12 +243,32 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _base(node: ast.expr) -> ast.expr:
-    """Return the variable or attribute that an expression goes out from: `x` of `x[0]` and of `x.get(0)`."""
+def _names(node: ast.expr) -> tuple[str, ...]:
+    """Return the variable and the attributes of an expression, `self` and `x` of `self.x[0].get(1)`.
+
+    An expression with other parts has none.
+    """
+    names: list[str] = []
     while True:
         if isinstance(node, ast.Subscript):
             node = node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GETS:
             node = node.func.value
+        elif isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        elif isinstance(node, ast.Name):
+            return (node.id, *reversed(names))
         else:
-            return node
+            return ()
+
+
+def _code(node: ast.expr | ast.stmt, lines: Sequence[str]) -> str:
+    line = lines[node.lineno - 1].encode("utf-8")
+    is_whole = node.end_lineno == node.lineno
+    text = (
+        line[node.col_offset : node.end_col_offset if is_whole else None].decode("utf-8", "replace").rstrip()
+    )
+    if len(text) > _MOST_CHARACTERS:
+        return f"{text[:_MOST_CHARACTERS]}..."
+    return text if is_whole else f"{text} ..."

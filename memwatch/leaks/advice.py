@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memwatch.kinds.leaks import LeakKind
 
 _STATE: Final = "state"  # of an optimizer
+_LINKS: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLOSURE_CELL)
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
 
 _BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
@@ -222,10 +223,10 @@ def repeated_reference(path: Sequence[Edge], *, is_deeper: bool) -> Edge | None:
         is_deeper: True if each call put the tensors of the calls before farther from the root. Then one reference
             from an object to another one of its kind is enough, as two calls leave it.
     """
-    links = [edge for edge in path if edge.kind in (EdgeKind.ATTRIBUTE, EdgeKind.CLOSURE_CELL)]
     for edge, following in pairwise(path):
-        if any(edge is link for link in links) and _alike(edge) == _alike(following):
+        if edge.kind in _LINKS and _alike(edge) == _alike(following):
             return edge
+    links = (edge for edge in path if edge.kind in _LINKS)
     return next((edge for edge in links if _leads_to_alike(edge)), None) if is_deeper else None
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import LeakKind
+from memwatch.program_text import parse
 from memwatch.words.leaks import CAUSE
 from memwatch.words.places import place
 
@@ -155,9 +156,8 @@ def _function_at(file: str, line: int) -> str:
 @functools.lru_cache(maxsize=128)
 def _scopes(file: str) -> tuple[tuple[int, int, str], ...]:
     """Return the classes and functions of a file: the first line, the last line and the qualified name of each."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # no Python file
+    tree = parse("".join(linecache.getlines(file)))
+    if tree is None:
         return ()
     found: list[tuple[int, int, str]] = []
     todo: list[tuple[ast.AST, str]] = [(tree, "")]

@@ -333,22 +333,29 @@ def leak_of(
         cause=_cause(shown),
         cuts=tuple(lines[id(edge)] for edge in cuts),
         also=_other_holders(group, holder),
-        added_at=_added_at(shown, nearest),
+        added_at=_added_at(shown, nearest, lines),
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
     )
 
 
-def _added_at(shown: Survivor, nearest: NewStorage) -> str:
-    """Return the lines of the program that add to the container which grows, in words; empty if none is known."""
+def _added_at(shown: Survivor, nearest: NewStorage, lines: Mapping[int, Edge]) -> str:
+    """Return the lines of the program that add to the container which grows, in words; empty if none is known.
+
+    Args:
+        shown: the survivor whose path is shown.
+        nearest: the storage whose line is shown.
+        lines: the references of the path with their lines, by the ids of those without.
+    """
     if shown.kind is not LeakKind.RETAINED or shown.cut is None or shown.work is not None:
         return ""
     files = [site[0] for site in (nearest.site, nearest.caller) if site is not None]
-    lines = lines_that_add([step.edge for step in shown.steps], shown.cut.edge, files)
-    if nearest.site is not None and [(line.file, line.line) for line in lines] == [nearest.site[:2]]:
+    edges = [lines[id(step.edge)] for step in shown.steps]
+    found = lines_that_add(edges, lines[id(shown.cut.edge)], files)
+    if nearest.site is not None and [(line.file, line.line) for line in found] == [nearest.site[:2]]:
         return ""  # the line that made the tensor, which the report has
-    return added_at_phrase([(site_phrase(line.file, line.line, line.function), line.code) for line in lines])
+    return added_at_phrase([(site_phrase(line.file, line.line, line.function), line.code) for line in found])
 
 
 def _cause(shown: Survivor) -> str:

@@ -1036,10 +1036,11 @@ def _seldom(
     for each in survivors:
         groups.setdefault((each.kind, each.key, each.storage.device), []).append(each)
     found = []
+    tensors = _all_tensors() if is_beside_named and groups else []
     for all_of_group in groups.values():
         group = all_of_group
         if is_beside_named and _are_spread({each.storage.run for each in group}, measured):
-            beside = _storages_beside_group(group)
+            beside = _storages_beside_group(group, tensors)
             group = [each for each in group if id(each.storage.ref()) not in beside]
         rounds = {each.storage.run for each in group}
         if _are_spread(rounds, measured):
@@ -1047,7 +1048,12 @@ def _seldom(
     return found
 
 
-def _storages_beside_group(group: Sequence[Survivor]) -> set[int]:
+def _all_tensors() -> list[Any]:
+    with quiet():
+        return [obj for obj in tensors_among(gc.get_objects()) if is_tensor(obj)]
+
+
+def _storages_beside_group(group: Sequence[Survivor], tensors: Sequence[Any]) -> set[int]:
     """Return the ids of the storages that tensors keep, themselves or in their graphs, other than a holder's own.
 
     `torch.stack(random.sample(buffer, 8))` has the graphs of several rounds. The buffer's tensors keep them, whatever
@@ -1055,7 +1061,6 @@ def _storages_beside_group(group: Sequence[Survivor]) -> set[int]:
     """
     own = {id(each.storage.ref()) for each in group if not each.through_graph}
     with quiet():
-        tensors: list[Any] = [obj for obj in tensors_among(gc.get_objects()) if is_tensor(obj)]
         others = [tensor for tensor in tensors if id(storage_of(tensor)) not in own]
     return set(map(id, storages_behind(others)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,8 +41,7 @@ from memwatch.record.tables.storages import BASELINE, Storages
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
-    import weakref
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from memwatch.record.backend import CaptureStack
@@ -186,7 +186,8 @@ class Modes:
     def __init__(self, op_counter: OpCounter) -> None:
         self.rows = Rows()
         self._op_counter = op_counter
-        self._is_training: dict[int, bool] = {}  # by the number of the module
+        self._is_training: dict[int, bool] = {}  # by the number of a module that was called
+        self._called: dict[int, weakref.ref[nn.Module]] = {}
 
     def called(self, module: nn.Module, number: int) -> None:
         """Note the mode of a module that is called."""
@@ -195,15 +196,17 @@ class Modes:
             and torch.is_grad_enabled()
             and current_graph_task_id() == NO_TASK
         ):
+            self._called[number] = weakref.ref(module)
             self._note(module, number)
 
-    def look(self, modules: Iterable[tuple[weakref.ref[nn.Module], int]]) -> None:
+    def look(self) -> None:
         """Note the modes of all modules that have been called, because a backward begins."""
-        for reference, number in list(modules):
-            if number in self._is_training:
-                module = reference()
-                if module is not None:
-                    self._note(module, number)
+        for number, reference in list(self._called.items()):
+            module = reference()
+            if module is None:
+                del self._called[number]
+            else:
+                self._note(module, number)
 
     def _note(self, module: nn.Module, number: int) -> None:
         is_training = module_dict(module).get("training")
@@ -532,7 +535,7 @@ class Context:
     def backward_begins(self) -> None:
         """Note that a backward begins in this thread."""
         with self._harmless:
-            self.modes.look(self._known.values())
+            self.modes.look()
         self.gradients.backward_begins()
 
     def backward_ended(self) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import os
 import queue
+import warnings
 from collections import deque
 
 import pytest
@@ -127,3 +131,147 @@ def test_a_line_that_makes_the_tensor_and_adds_it_is_named_once():
     (leak,) = memwatch.find_leaks(step)
     assert leak.site.endswith("in step")
     assert leak.added_at == ""
+
+
+RESULTS = []
+
+
+class OfAnotherClass:
+    def __init__(self):
+        self.results = []
+        self.seen = []
+
+    def write(self, number):
+        self.results.append(number)
+        self.seen.append(number)
+
+
+def of_a_global_like_an_attribute():
+    add(RESULTS, made())
+
+
+class Cart:
+    def __init__(self):
+        self.items = []
+
+
+class Goods:
+    def __init__(self):
+        self.items = []
+
+
+GOODS = Goods()
+
+
+def of_an_attribute_like_that_of_another_variable():
+    add(GOODS.items, made())
+
+
+def buy(cart):
+    cart.items.append("apple")
+
+
+def of_a_cell_like_a_local():
+    kept = []
+
+    def step():
+        def unused():
+            kept = []
+            kept.append(1)
+
+        add(kept, made())
+
+    return step
+
+
+def of_an_attribute_of_a_global():
+    value = made()
+    GOODS.items.append(value)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        of_a_global_like_an_attribute,
+        of_a_cell_like_a_local(),
+    ],
+    ids=["global", "cell"],
+)
+def test_a_name_that_means_another_object_is_not_named(step):
+    (leak,) = memwatch.find_leaks(step)
+    assert leak.added_at == ""
+
+
+def test_an_attribute_counts_where_the_path_leads_to_its_object():
+    """`cart.items` is the list of another object."""
+    (leak,) = memwatch.find_leaks(of_an_attribute_of_a_global)
+    assert leak.added_at.endswith("in of_an_attribute_of_a_global: `GOODS.items.append(value)`")
+    assert "cart" not in leak.added_at
+
+
+def program(tmp_path, text):
+    """Import a program and return its module."""
+    file = tmp_path / "added_program.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location("added_program", file)
+    module = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spec.loader.exec_module(module)
+    return module
+
+
+STEP = "import torch\nkept = []\ndef step():\n    value = torch.ones(1000)\n    kept.append(value)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'pattern = "\\d"\n',  # the parser warns of it
+        f"total = {' + '.join(['1'] * 2200)}\n",  # too deep for a parser with little stack left
+        'shown = "\u2028\x0c"\n',  # no end of a line
+    ],
+    ids=["warning", "deep", "separators"],
+)
+def test_the_text_of_a_program_raises_and_warns_nothing(text, tmp_path):
+    module = program(tmp_path, text + STEP)
+
+    def deep(frames):
+        return memwatch.find_leaks(module.step) if frames == 0 else deep(frames - 1)
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        (leak,) = deep(400)
+    assert [each for each in seen if issubclass(each.category, (SyntaxWarning, DeprecationWarning))] == []
+    assert leak.added_at == "" or leak.added_at.endswith("in step: `kept.append(value)`")
+
+
+def test_a_file_that_changed_is_read_again(tmp_path):
+    program(tmp_path, STEP)
+    module = program(tmp_path, STEP)
+    assert memwatch.find_leaks(module.step)[0].added_at.partition(" ")[0].endswith(":5")
+    os.utime(tmp_path / "added_program.py", (1, 1))
+    module = program(tmp_path, "\n\n" + STEP)
+    assert memwatch.find_leaks(module.step)[0].added_at.partition(" ")[0].endswith(":7")
+
+
+def test_the_work_grows_with_the_file_and_not_faster():
+    """A function of many lines that all add something is walked a few times, and not once for each line."""
+    from memwatch import program_text
+    from memwatch.leaks import added_at
+
+    text = "def fill(d):\n" + "".join(f"    d[{number}] = 1\n" for number in range(2000))
+    nodes = 0
+    walk = ast.iter_child_nodes
+
+    def counted(node):
+        nonlocal nodes
+        for child in walk(node):
+            nodes += 1
+            yield child
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(added_at.ast, "iter_child_nodes", counted)
+        assert len(added_at._changes(text).changes) == 2000
+    assert program_text.ast is added_at.ast
+    assert nodes < 10 * text.count("\n") * 5

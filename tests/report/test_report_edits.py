@@ -214,8 +214,22 @@ NOT_SAFE = {
     "given a new value": "def train(x):\n    big = make(x)\n    big = big.sum()\n    use(1)",
     "two statements in a line": "def train(x):\n    big = make(x)\n    y = big.sum(); use(y)\n    use(1)",
     "read by the next pass": "def train(xs):\n    big = 0\n    for x in xs:\n        y = big + x\n        big = f(x)",
+    "given a value in one branch": (
+        "def train(x):\n    if x.any():\n        big = make(x)\n        v = big.view(-1)\n"
+        "    else:\n        v = x\n    y = v.sum()\n    use(y)"
+    ),
+    "given a value if nothing fails": (
+        "def train(x):\n    try:\n        big = make(x)\n        v = big.view(-1)\n"
+        "    except ValueError:\n        v = x\n    y = v.sum()\n    use(y)"
+    ),
 }
-LAST_LINE = {"returned": 4, "made before the loop": 5, "read by the next pass": 4}
+LAST_LINE = {
+    "returned": 4,
+    "made before the loop": 5,
+    "read by the next pass": 4,
+    "given a value in one branch": 7,
+    "given a value if nothing fails": 7,
+}
 
 
 @pytest.mark.parametrize("case", NOT_SAFE)
@@ -230,6 +244,84 @@ def test_a_variable_of_a_pass_is_deleted_in_the_pass():
     code = Text(IN_LOOP)
     edit = edit_of(finding(IN_LOOP, FindingKind.DRAG, DELETED, 3, 4), code)
     assert [line["text"] for line in edit["lines"]] == ["        y = big.sum()", "        del big"]
+
+
+def of_list(source, line):
+    """Return a finding of a global list `kept` of a program that keeps graphs."""
+    return finding(source, FindingKind.GRAPH, [(EdgeKind.GLOBAL, "kept"), (EdgeKind.ITEM, None)], line)
+
+
+@pytest.mark.parametrize(
+    ("value", "detached"),
+    [
+        ("model(x).sum()", "model(x).sum().detach()"),
+        ("y + 1", "(y + 1).detach()"),
+        ("y if x else None", None),
+        ("[y]", None),
+        ("tuple(model(x))", None),
+        ("lambda: y", None),
+        ("[each for each in y]", None),
+    ],
+)
+def test_only_a_tensor_is_detached(value, detached):
+    source = f"kept = []\ndef train(x):\n    y = model(x)\n    kept.append({value})\n"
+    edit = edit_of(of_list(source, 4), Text(source))
+    signs = [line["sign"] for line in edit["lines"]] if edit else []
+    assert (REMOVED in signs) is (detached is not None)
+    if detached is not None:
+        assert edit["lines"][1]["text"].strip() == f"kept.append({detached})"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "kept = []\ndef train(x):\n    keep(kept, model(x))\ndef other(x):\n    kept = []\n    kept.append(model(x))\n",
+        "from lists import kept\ndef train(x):\n    kept.append(model(x))\n",
+    ],
+    ids=["a local of that name", "a global of another module"],
+)
+def test_another_variable_of_the_same_name_is_left_alone(source):
+    assert edit_of(of_list(source, 3), Text(source)) is None
+
+
+def test_lines_are_counted_as_python_counts_them():
+    """A form feed and a separator of Unicode end no line."""
+    source = 'kept = []\nmark = "\u2028"  # \x0c\ndef train(x):\n    kept.append(model(x).sum())\n'
+    edit = edit_of(of_list(source, 4), Text(source))
+    assert shown(edit) == [
+        (REMOVED, "kept.append(model(x).sum())"),
+        (ADDED, "kept.append(model(x).sum().detach())"),
+    ]
+    assert edit["site"].endswith(":4")
+
+
+OF_ONE_CLASS = """
+class A:
+    def f(self):
+        self.opt = torch.optim.Adam(m)
+    def g(self):
+        self.opt.step()
+"""
+OF_TWO_CLASSES = OF_ONE_CLASS.replace("    def g", "class B:\n    def g")
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "is_known"),
+    [
+        (
+            "def a(m):\n    opt = make(m)\n    opt.step()\ndef b(m):\n    opt = torch.optim.Adam(m)\n",
+            3,
+            False,
+        ),
+        ("opt = torch.optim.Adam(m)\ndef a():\n    opt.step()\n", 3, True),
+        ("def main(m):\n    opt = torch.optim.Adam(m)\n    a(opt)\ndef a(opt):\n    opt.step()\n", 5, True),
+        (OF_ONE_CLASS, 5, True),
+        (OF_TWO_CLASSES, 6, False),
+    ],
+)
+def test_the_keyword_goes_to_the_variable_that_steps(source, line, is_known):
+    edit = edit_of(finding("", FindingKind.FUSED, [], line), Text(source))
+    assert (edit is not None) is is_known
 
 
 OPTIMIZER = """

@@ -1,7 +1,7 @@
 """The lines of the program that a finding asks to change: as they are, and as they would be.
 
 A line is only changed here if its text and the path of references decide the change. All else stays advice. The rules
-stand in one list, and the first that knows an edit decides.
+stand in one list, and the first rule that returns an edit wins.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
+from memwatch.program_text import FUNCTIONS, lines_of, names_bound_by, tree_of, variables_of
 from memwatch.report.page.privacy import file_of
 
 if TYPE_CHECKING:
@@ -27,9 +28,24 @@ REMOVED: Final = "-"
 ADDED: Final = "+"
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.GLOBAL)
 _LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
-_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
-_SCOPES: Final = (*_FUNCTIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES: Final = (*FUNCTIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _NEEDS_NO_BRACKETS: Final = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+_TENSORS: Final = (*_NEEDS_NO_BRACKETS, ast.BinOp, ast.UnaryOp)
+"""Expressions that a tensor may come from. A conditional expression may be None, and a list has no `detach`."""
+_CONTAINERS: Final = (
+    "list",
+    "tuple",
+    "dict",
+    "set",
+    "float",
+    "int",
+    "str",
+    "zip",
+    "map",
+    "sorted",
+    "reversed",
+)
+"""Functions of Python whose result has no `detach`."""
 _DETACH: Final = ".detach()"
 _GRAPHLESS: Final = ("detach", "item", "tolist", "numpy")
 _FLAG_OF: Final = {FindingKind.OPTIMIZER: ("foreach", "False"), FindingKind.FUSED: ("fused", "True")}
@@ -59,14 +75,11 @@ class _Program:
 
     @cached_property
     def lines(self) -> list[str]:
-        return self.text.splitlines()
+        return lines_of(self.text)
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        try:
-            return ast.parse(self.text)
-        except (SyntaxError, ValueError, RecursionError):  # a notebook's cell may hold magics
-            return None
+        return tree_of(self.text)  # None for a notebook's cell with magics
 
     def scope(self, line: int) -> ast.AST | None:
         """Return the innermost function around a line, or the module."""
@@ -75,9 +88,18 @@ class _Program:
         around = [
             node
             for node in ast.walk(self.tree)
-            if isinstance(node, _FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0)
+            if isinstance(node, FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0)
         ]
         return max(around, key=lambda node: node.lineno, default=self.tree)
+
+    def class_at(self, line: int) -> ast.AST | None:
+        """Return the innermost class around a line."""
+        around = [
+            node
+            for node in ast.walk(self.tree or ast.Module([], []))
+            if isinstance(node, ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda node: node.lineno, default=None)
 
     def replaced(self, line: int, column: int, end_column: int, text: str) -> Edit | None:
         """Return the edit that puts a text in place of a part of a line; columns are bytes, as `ast` counts them."""
@@ -122,7 +144,7 @@ def _detached(finding: Finding, code: CodeReader) -> Edit | None:
     if finding.kind != FindingKind.GRAPH or program is None:
         return None
     value = _value_kept(finding, program)
-    if value is None or value.lineno != value.end_lineno or _is_without_graph(value):
+    if value is None or value.lineno != value.end_lineno or not _is_tensor(value):
         return None
     start, end = value.col_offset, value.end_col_offset or 0
     text = program.lines[value.lineno - 1].encode("utf-8")[start:end].decode("utf-8")
@@ -135,13 +157,37 @@ def _value_kept(finding: Finding, program: _Program) -> ast.expr | None:
     edges: Sequence[Edge] = getattr(finding, "edges", ())
     if not edges or edges[0].kind not in _VARIABLES or not edges[0].name:
         return None
+    name = edges[0].name
     scope = program.scope(_line_of(finding.site)) if edges[0].kind is EdgeKind.LOCAL else program.tree
     kinds = [edge.kind for edge in edges[1:]]
-    if scope is None:
-        return None
+    if scope is None or not _binds_itself(scope, name):
+        return None  # for a global: another module has it
+    nodes = _nodes_that_see(scope, name)
     if kinds in ([EdgeKind.ITEM], [EdgeKind.ITEM, EdgeKind.GRAPH]):
-        return _only_appended(scope, edges[0].name)
-    return _only_summand(scope, edges[0].name) if kinds == [EdgeKind.GRAPH] else None
+        return _only_appended(nodes, name)
+    return _only_summand(nodes, name) if kinds == [EdgeKind.GRAPH] else None
+
+
+def _binds_itself(scope: ast.AST, name: str) -> bool:
+    """Return True if a function or module itself gives a variable its value."""
+    if isinstance(scope, FUNCTIONS):
+        return name in variables_of(scope)
+    return isinstance(scope, ast.Module) and name in names_bound_by(scope.body)
+
+
+def _nodes_that_see(scope: ast.AST, name: str) -> list[ast.AST]:
+    """Return the nodes of a scope without the functions inside it that have another variable of that name."""
+    found: list[ast.AST] = []
+    todo: list[ast.AST] = [scope]
+    while todo:
+        node = todo.pop()
+        found.append(node)
+        todo += [
+            child
+            for child in ast.iter_child_nodes(node)
+            if not (isinstance(child, FUNCTIONS) and name in variables_of(child))
+        ]
+    return found
 
 
 def _filled(finding: Finding, code: CodeReader) -> Edit | None:
@@ -153,16 +199,16 @@ def _filled(finding: Finding, code: CodeReader) -> Edit | None:
     return None if program is None or value is None else _as_it_is(f"{program.file}:{value.lineno}", code)
 
 
-def _only_appended(scope: ast.AST, name: str) -> ast.expr | None:
+def _only_appended(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
     """Return the argument of the only call in a scope that puts something into a list; None if there are several."""
-    calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call) and _is_method_of(node, name)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _is_method_of(node, name)]
     fills = [call for call in calls if getattr(call.func, "attr", "") in ("append", "extend", "insert")]
     is_filled_otherwise = any(
         (isinstance(node, ast.AugAssign) and _is_name(node.target, name))
         or (
             isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_name(node.value, name)
         )
-        for node in ast.walk(scope)
+        for node in nodes
     )
     if len(fills) != 1 or is_filled_otherwise or getattr(fills[0].func, "attr", "") != "append":
         return None
@@ -170,27 +216,27 @@ def _only_appended(scope: ast.AST, name: str) -> ast.expr | None:
     return values[0] if len(values) == 1 and not fills[0].keywords else None
 
 
-def _only_summand(scope: ast.AST, name: str) -> ast.expr | None:
+def _only_summand(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
     """Return what is added to a variable that otherwise only gets numbers; None if there are several."""
-    sums = [
-        node for node in ast.walk(scope) if isinstance(node, ast.AugAssign) and _is_name(node.target, name)
-    ]
+    sums = [node for node in nodes if isinstance(node, ast.AugAssign) and _is_name(node.target, name)]
     others = [
         node.value
-        for node in ast.walk(scope)
+        for node in nodes
         if isinstance(node, ast.Assign) and any(_is_name(target, name) for target in node.targets)
     ]
-    stores = [node for node in _names(scope, name) if isinstance(node.ctx, ast.Store)]
+    stores = [node for node in nodes if isinstance(node, ast.Name) and _is_name(node, name)]
+    stores = [node for node in stores if isinstance(node.ctx, ast.Store)]
     is_number = all(isinstance(value, ast.Constant) for value in others)
     if len(sums) != 1 or not isinstance(sums[0].op, ast.Add) or not is_number:
         return None
     return sums[0].value if len(stores) == len(sums) + len(others) else None
 
 
-def _is_without_graph(value: ast.expr) -> bool:
-    return isinstance(value, (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Starred)) or (
-        isinstance(value, ast.Call) and getattr(value.func, "attr", "") in _GRAPHLESS
-    )
+def _is_tensor(value: ast.expr) -> bool:
+    """Return True if a value of an expression whose graph was seen can only be a tensor, so that it has `detach`."""
+    function = getattr(value, "func", None)
+    called = getattr(function, "attr", getattr(function, "id", ""))
+    return isinstance(value, _TENSORS) and called not in (*_GRAPHLESS, *_CONTAINERS)
 
 
 def _deleted(finding: Finding, code: CodeReader) -> Edit | None:
@@ -204,7 +250,7 @@ def _deleted(finding: Finding, code: CodeReader) -> Edit | None:
     name, line = edges[0].name, _line_of(last_used)
     scope = program.scope(line)
     is_same = file_of(finding.site) == program.file and program.scope(_line_of(finding.site)) is scope
-    if not name or not is_same or not isinstance(scope, _FUNCTIONS):
+    if not name or not is_same or not isinstance(scope, FUNCTIONS):
         return None
     statement = _statement_at(scope, line)
     if statement is None or not _may_be_deleted_after(scope, statement, name):
@@ -243,8 +289,10 @@ def _may_be_deleted_after(scope: ast.AST, statement: ast.stmt, name: str) -> boo
         return False
     end = statement.end_lineno or statement.lineno
     loads = [node.lineno for node in names if isinstance(node.ctx, ast.Load)]
-    is_stored = any(isinstance(node.ctx, ast.Store) for node in _names(statement, name))
-    if is_stored or not loads or max(loads) > end:
+    in_statement = _names(statement, name)
+    is_stored = any(isinstance(node.ctx, ast.Store) for node in in_statement)
+    # A statement that reads only a view of the tensor may run where the variable has no value.
+    if is_stored or not in_statement or max(loads) > end:
         return False
     for loop in (node for node in ast.walk(scope) if isinstance(node, _LOOPS)):
         if not loop.lineno <= statement.lineno <= (loop.end_lineno or 0):
@@ -292,7 +340,7 @@ def _optimizer_flag(finding: Finding, code: CodeReader) -> Edit | None:
     ]
     if len(made) != 1 or any(keyword.arg is None for keyword in made[0].keywords):
         return None
-    if not _steps_at(program.tree, _line_of(finding.site)) & _names_of(program.tree, made[0]):
+    if not _is_stepped(program, made[0], _line_of(finding.site)):
         return None  # the optimizer that steps comes from elsewhere
     given = [keyword for keyword in made[0].keywords if keyword.arg in ("foreach", "fused")]
     if given:
@@ -309,24 +357,32 @@ def _optimizer_flag(finding: Finding, code: CodeReader) -> Edit | None:
     return program.replaced(call.lineno, end, end, f", {flag[0]}={flag[1]}") if has_room else None
 
 
-def _steps_at(tree: ast.Module, line: int) -> set[str]:
-    """Return the names of the objects whose `step()` a line calls."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line)
-    functions = [
-        call.func for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+def _is_stepped(program: _Program, made: ast.Call, line: int) -> bool:
+    """Return True if `step()` of a line is that of an object which a call makes: the same variable, or `self.name`."""
+    assigned = (node for node in ast.walk(program.tree or made) if isinstance(node, ast.Assign))
+    targets = [target for node in assigned if node.value is made for target in node.targets]
+    steps = [
+        node.func.value
+        for node in ast.walk(program.tree or made)
+        if isinstance(node, ast.Call) and node.lineno == line and getattr(node.func, "attr", "") == "step"
+        if isinstance(node.func, ast.Attribute)
     ]
-    return {name for function in functions if (name := _last_name(function.value))}
+    return any(_are_same(program, target, made.lineno, step, line) for target in targets for step in steps)
 
 
-def _names_of(tree: ast.Module, value: ast.expr) -> set[str]:
-    """Return the names that an assignment gives to a value."""
-    assigned = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and node.value is value)
-    return {name for node in assigned for target in node.targets if (name := _last_name(target))}
-
-
-def _last_name(node: ast.expr) -> str:
-    """Return `optimizer` of `optimizer` and of `self.optimizer`."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+def _are_same(program: _Program, made: ast.expr, made_at: int, used: ast.expr, used_at: int) -> bool:
+    """Return True if a name at one line and a name at another one are the same variable or attribute of `self`."""
+    if ast.unparse(made) != ast.unparse(used):
+        return False
+    if isinstance(made, ast.Attribute):
+        return _is_name(made.value, "self") and program.class_at(made_at) is program.class_at(used_at)
+    scope = program.scope(used_at)
+    if not isinstance(scope, FUNCTIONS) or not isinstance(made, ast.Name):
+        return program.scope(made_at) is scope
+    if made.id in names_bound_by(scope.body):
+        return program.scope(made_at) is scope
+    # an argument of that name is taken for it; another variable is a global
+    return made.id in variables_of(scope) or program.scope(made_at) is program.tree
 
 
 def _is_optimizer(call: ast.Call, tree: ast.Module) -> bool:

@@ -1,0 +1,76 @@
+"""Read the text of the program's files: their syntax trees, and which function has which variables."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import warnings
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_OTHER_SCOPES = (ast.ClassDef, ast.Lambda)
+
+
+def parse(text: str) -> ast.Module | None:
+    """Return the syntax tree of a file; None if it is no Python, or too deep for the parser.
+
+    The program has had the parser's warnings when it was imported. They are not emitted again, and no filter of the
+    program makes an error of them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+@functools.lru_cache(maxsize=8)  # files; each tree takes many times the bytes of its text
+def tree_of(text: str) -> ast.Module | None:
+    """Return the same tree for the same text, because several rules read one file."""
+    return parse(text)
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines as the parser counts them.
+
+    `str.splitlines` would also split at form feeds and at Unicode's separators.
+    """
+    return text.split("\n")
+
+
+def variables_of(function: Function) -> set[str]:
+    """Return the arguments of a function and the names that it binds itself, without those that it declares global."""
+    given = function.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return {argument.arg for argument in every if argument is not None} | names_bound_by(function.body)
+
+
+def names_bound_by(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that the body of a function or a module binds, without those that it declares global.
+
+    The names of functions and classes inside it count. What these bind in turn does not.
+    """
+    bound: set[str] = set()
+    declared: set[str] = set()
+    todo: list[ast.AST] = list(body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            declared.update(node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        if isinstance(node, (*FUNCTIONS, *_OTHER_SCOPES)):
+            bound.add(getattr(node, "name", ""))
+        else:
+            todo += ast.iter_child_nodes(node)
+    return bound - declared
+
+
+def first_line(function: Function) -> int:
+    """Return the first line of a function, as its code object has it: that of its first decorator."""
+    return min([function.lineno, *(each.lineno for each in function.decorator_list)])
