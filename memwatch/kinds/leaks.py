@@ -391,8 +391,8 @@ class Remedy(Enum):
     )
     GRAPH = RemedyRow(
         (
-            "the tensor keeps its autograd graph, and the graph keeps activations: store `value.detach()` or "
-            "`value.item()`"
+            "the tensor keeps its autograd graph, and until its backward has run, the graph keeps activations: store "
+            "`value.detach()` or `value.item()`"
         ),
         detaches=True,
     )

@@ -11,9 +11,13 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import os
+import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memwatch.heap.names import instance_dict
 from memwatch.kinds.edges import EdgeKind
 from memwatch.own_code import is_program_code
 from memwatch.program_text import FUNCTIONS, first_line, lines_of, parse, variables_of
@@ -167,9 +171,8 @@ def _adds_to(
             return owner.name == (change.of_class if base[0] in _SELF else base[0])
         return len(way) > 1 and _adds_to(base, change, file, imported, way[:-1])
     if last.kind is EdgeKind.GLOBAL:
-        return (file == last.file and len(names) == 1 and change.owner is None) or _is_imported(
-            names, change, last, imported
-        )
+        is_own = len(names) == 1 and change.owner is None and _is_of_module(file, last)
+        return is_own or _is_imported(names, change, last, imported)
     if len(names) > 1 or owner is None:
         return False
     if last.kind is EdgeKind.CLOSURE_CELL:  # a function that captures the variable has it from one around
@@ -178,6 +181,27 @@ def _adds_to(
     return (
         last.kind in _OF_FUNCTION and change.owner is not None and _is(change.owner, owner.name, owner.line)
     )
+
+
+def _is_of_module(file: str, named: Edge) -> bool:
+    """Return True if a file is the one of the module that has a global.
+
+    A notebook's module has no file. Its code has names that are no module's file.
+    """
+    path = os.path.abspath(
+        file
+    )  # the file of a script is absolute in its module, and as it was typed in its code
+    if named.file is not None:
+        return os.path.abspath(named.file) == path
+    own = _file_of_module(sys.modules.get("" if named.owner is None else named.owner.name))
+    if own is not None:
+        return own == path
+    return path not in set(map(_file_of_module, list(sys.modules.values())))
+
+
+def _file_of_module(module: object) -> str | None:
+    file = (instance_dict(module) or {}).get("__file__") if isinstance(module, ModuleType) else None
+    return os.path.abspath(file) if isinstance(file, str) else None
 
 
 def _is_imported(

@@ -101,7 +101,7 @@ _MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal show
 _AT_AN_END: Final = 3
 _COMPREHENSIONS: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _MOST_ROUNDS: Final = 2  # loops that the verdict names
-MOST_HELD: Final = 3  # holders that a line names
+MOST_HELD: Final = 3  # holders that a line names, and lines of the program below it. A guess
 
 ROOT: Final = "root"
 """The first box of a drawn retention path."""

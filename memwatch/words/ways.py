@@ -95,7 +95,7 @@ STANDS_FOR: Final = "# {word} stands for your {word}"
 """Comments above the code of a change."""
 MORE_LINES: Final = "Code for the others: prof.ways in Python, or memwatch summary --json"
 HEADING_SHORT: Final = "What would lower the peak (all {count:,}: memwatch summary --json)"
-MORE_WAYS: Final = "{count:,} more: use --rows, or prof.ways in Python"
+MORE_WAYS: Final = "{count:,} more: `--rows 40` lists them, and prof.ways in Python"
 
 
 COMPILED: Final = (

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import linecache
 import os
 import queue
+import sys
+import types
 import warnings
 from collections import deque
 
@@ -275,3 +278,17 @@ def test_the_work_grows_with_the_file_and_not_faster():
         assert len(added_at._changes(text).changes) == 2000
     assert program_text.ast is added_at.ast
     assert nodes < 10 * text.count("\n") * 5
+
+
+def test_the_code_of_a_module_without_a_file_is_its_own():
+    """As in a notebook, whose cells have names of their own."""
+    text = "kept = []\ndef step():\n    value = torch.ones(1000)\n    kept.append(value)\n"
+    names = {"__name__": "without_a_file", "torch": torch}
+    module = types.ModuleType("without_a_file")
+    vars(module).update(names)
+    linecache.cache["a cell"] = (len(text), None, text.splitlines(keepends=True), "a cell")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "without_a_file", module)
+        exec(compile(text, "a cell", "exec"), vars(module))
+        (leak,) = memwatch.find_leaks(module.step)
+    assert leak.added_at.endswith("in step: `kept.append(value)`")

@@ -141,7 +141,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "first_ways": _FIRST_WAYS,
         "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
         "plan": plan,
-        "leaks": leak_model(extras.leaks, hide) if extras.leaks else None,
+        "leaks": leak_model(extras.leaks, hide, source=source) if extras.leaks else None,
         "cells": {visible(file): visible(name) for file, name in cells.items()},
         "blocks": {**blocks, "words": words.pack()},
     }
@@ -208,7 +208,8 @@ def _categories(reading: Reading) -> list[dict[str, Any]]:
 _SMALL_RATIO: Final = 0.05
 """Parts of the peak below this share stand together in its bar, where they are hard to tell apart. A guess."""
 _WIDE_RATIO: Final = 0.15
-"""Parts from this share on have their label inside. The longest needs 145 pixels; the bar has at least 1,000 then."""
+"""Parts from this share on have their label inside. The longest label needs 145 pixels, and a bar with labels inside
+has at least 1,000."""
 
 
 def made_of_model(reading: Reading) -> dict[str, Any]:

@@ -169,15 +169,16 @@ def _tradeoff(plan: Plan, others: Sequence[Plan]) -> list[dict[str, Any]]:
 def leak_page_model(leaks: Sequence[Leak], *, title: str, source: bool) -> dict[str, Any]:
     """Turn leaks into what their own page shows: `title`, `totals`, `kinds` and `leaks`."""
     hide = visible if source else _hider(leaks)
-    return {"model": MODEL_VERSION, "title": hide(title), **leak_model(leaks, hide)}
+    return {"model": MODEL_VERSION, "title": hide(title), **leak_model(leaks, hide, source=source)}
 
 
-def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, Any]:
+def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str], *, source: bool) -> dict[str, Any]:
     """Turn leaks into what a section shows: `headline`, `to_do`, `totals`, `kinds` and `leaks`, largest first.
 
     Args:
         leaks: the leaks.
         hide: rewrites texts for the page.
+        source: whether the page may show lines of the program.
     """
     ordered = sorted(leaks, key=lambda leak: -leak.nbytes)
     return {
@@ -194,7 +195,7 @@ def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, A
             for kind in LeakKind
             if any(leak.kind is kind for leak in ordered)
         ],
-        "leaks": [_leak(leak, hide) for leak in ordered],
+        "leaks": [_leak(leak, hide, source=source) for leak in ordered],
     }
 
 
@@ -235,7 +236,7 @@ def _repeat(leak: Leak) -> str:
     return leak.repeat if leak.per_call and leak.every == 1 else ""
 
 
-def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
+def _leak(leak: Leak, hide: Callable[[str], str], *, source: bool) -> dict[str, Any]:
     # a cycle has been kept since its maker let go of it; what is retained says nothing by its age
     held = f"{format_duration(leak.held_s * 1e9)} so far" if leak.kind == "cycle" else ""
     return {
@@ -248,6 +249,7 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
         "holder": hide(leak.holder),
         "reference": hide(leak.reference),
         "site": hide(leak.site or ""),
+        "added_at": hide(leak.added_at) if source else "",  # it shows code
         "tensor": hide(leak.tensor),
         "path": [hide(line) for line in leak.path],
         "path_title": PATH_FROM_ROOT if leak.kind.is_reached else CYCLE,

@@ -43,7 +43,12 @@ class UnknownEventError(MemwatchError):
 
 
 def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
-    """Return what the peak is made of: all categories and notes, and at most `rows` rows of each other list."""
+    """Return what the peak is made of, with all findings and changes that would lower it.
+
+    Args:
+        reading: the recording.
+        rows: most rows of the lists of modules, lines, holders and storages.
+    """
     peak = reading.at_peak
     return {
         "peak": _peak(reading),
@@ -55,8 +60,8 @@ def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
         "evidence_bytes": evidence_bytes(reading),
         "storages": holders_record(reading, rows=rows),
         "num_storages": len(peak),
-        "findings": findings_record(reading, rows=rows),
-        "ways": ways_record(reading, rows=rows),
+        "findings": findings_record(reading),
+        "ways": ways_record(reading),
         "notes": [{"kind": kind, "text": text} for kind, text in reading.notes],
         "process": _readings(reading),
     }
