@@ -216,16 +216,18 @@ class _Pool:
     """The free blocks of small or of large segments.
 
     Attributes:
-        is_small: whether it has the small segments.
         page_bytes: the unit by which an expandable segment grows.
+        least_left_bytes: a block is split if at least so much is left.
+        most_split_bytes: a request of this size or more splits no block; None: there is no such size.
         keys: stream, size and address of each free block, in order.
         blocks: the free blocks by address.
         unmapped: stream and address of each stretch of an expandable segment without memory, in order.
         requests: number of requests, for garbage collection.
     """
 
-    is_small: bool
     page_bytes: int
+    least_left_bytes: int
+    most_split_bytes: int | None
     keys: list[tuple[int, int, int]] = field(default_factory=list)
     blocks: dict[int, _Block] = field(default_factory=dict)
     unmapped: list[tuple[int, int]] = field(default_factory=list)
@@ -275,11 +277,17 @@ class CachingAllocator:
         self.reserved_bytes = self.most_reserved_bytes = self.retries = 0
         self._settings, self._device_bytes = settings, device_bytes
         self._allowed_bytes = None if settings.fraction is None else int(settings.fraction * device_bytes)
-        self._small = _Pool(True, _SMALL_SEGMENT)
-        self._large = _Pool(False, settings.shared_segment_bytes)
+        self._small = _Pool(_SMALL_SEGMENT, BLOCK_BYTES, None)
+        self._large = (
+            _Pool(settings.shared_segment_bytes, BLOCK_BYTES, None)
+            if settings.is_expandable
+            else _Pool(settings.shared_segment_bytes, _SMALL_BYTES + 1, settings.most_split_bytes)
+        )
         self._handed_out: dict[int, _Block] = {}
         self._next_address = 0
         self._was_refused = False
+        self._collects = self._allowed_bytes is not None and settings.collects_above > 0
+        self._sizes: dict[int, int] = {}  # of blocks, by request: a program has few sizes, which return
 
     def allocate(self, number: int, nbytes: int, stream: int = 0) -> None:
         """Hand out a block, which is freed by its number.
@@ -289,7 +297,7 @@ class CachingAllocator:
         """
         if nbytes == 0:
             return
-        size = self._rounded(nbytes)
+        size = self._sizes.get(nbytes) or self._rounded(nbytes)
         pool = self._small if size <= _SMALL_BYTES else self._large
         self._was_refused = False
         block = self._free_block(pool, size, stream)
@@ -306,11 +314,9 @@ class CachingAllocator:
             raise DeviceFullError(f"{nbytes} bytes do not fit")
         self.retries += self._was_refused
         left = block.nbytes - size
-        if self._is_split(block, size, left):
+        if left >= pool.least_left_bytes and (pool.most_split_bytes is None or size < pool.most_split_bytes):
             rest = block
-            block = _Block(
-                rest.start, size, stream, pool, segment=rest.segment, before=rest.before, after=rest
-            )
+            block = _Block(rest.start, size, stream, pool, True, True, rest.before, rest, rest.segment)
             if block.before is not None:
                 block.before.after = block
             rest.before = block
@@ -334,16 +340,14 @@ class CachingAllocator:
     # sizes
 
     def _rounded(self, nbytes: int) -> int:
-        """Return the size of the block for a request."""
-        if nbytes < BLOCK_BYTES:
-            return BLOCK_BYTES
+        """Return the size of the block for a request, and note it."""
+        step = BLOCK_BYTES
         index = min(max(nbytes.bit_length() - 1 - 20, 0), len(self._settings.divisions) - 1)
         divisions = self._settings.divisions[index]
         if divisions > 1 and nbytes > BLOCK_BYTES * divisions:
-            power = 1 << (nbytes.bit_length() - 1)
-            step = power // divisions
-            return -(-nbytes // step) * step
-        return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+            step = (1 << (nbytes.bit_length() - 1)) // divisions
+        size = self._sizes[nbytes] = max(-(-nbytes // step) * step, BLOCK_BYTES)
+        return size
 
     def _segment_bytes(self, size: int) -> int:
         """Return the size of a new segment for a block."""
@@ -353,17 +357,12 @@ class CachingAllocator:
             return self._settings.shared_segment_bytes
         return -(-size // _ROUND) * _ROUND
 
-    def _is_split(self, block: _Block, size: int, left: int) -> bool:
-        if block.pool.is_small or self._settings.is_expandable:
-            return left >= BLOCK_BYTES
-        most = self._settings.most_split_bytes
-        return left > _SMALL_BYTES and (most is None or size < most)
-
     # free blocks
 
     def _free_block(self, pool: _Pool, size: int, stream: int) -> _Block | None:
         """Return the free block that serves a request best, and take it out of its pool."""
-        pool.requests += self._collects
+        if self._collects:
+            pool.requests += 1
         place = bisect.bisect_left(pool.keys, (stream, size, 0))
         if place == len(pool.keys) or pool.keys[place][0] != stream:
             return None
@@ -463,10 +462,6 @@ class CachingAllocator:
             for block in growing:
                 self._unmap(block)
         return True
-
-    @property
-    def _collects(self) -> bool:
-        return self._allowed_bytes is not None and self._settings.collects_above > 0
 
     def _collect_garbage(self) -> None:
         """Give back free segments that were not used for long, where more is reserved than the threshold."""
@@ -607,7 +602,8 @@ class Model:
             SettingsError: the model does not know the settings.
         """
         allocator = CachingAllocator(Settings.parse(settings), device_bytes)
-        after = np.zeros((2, len(trace)), dtype=np.int64)
+        reserved: list[int] = []
+        allocated: list[int] = []
         refused = None
         events: Iterable[tuple[int, int, int]] = zip(
             trace.blocks.tolist(), trace.sizes.tolist(), trace.streams.tolist(), strict=True
@@ -620,11 +616,17 @@ class Model:
                     allocator.allocate(block, nbytes, stream)
                 except DeviceFullError:
                     refused = event
-                    after[:, event:] = [[allocator.reserved_bytes], [allocator.allocated_bytes]]
                     break
-            after[0, event], after[1, event] = allocator.reserved_bytes, allocator.allocated_bytes
+            reserved.append(allocator.reserved_bytes)
+            allocated.append(allocator.allocated_bytes)
+        rest = len(trace) - len(reserved)  # nothing happens after an allocation that does not fit
         return Outcome(
-            settings, after[0], after[1], allocator.most_reserved_bytes, allocator.retries, refused
+            settings,
+            np.array(reserved + [allocator.reserved_bytes] * rest, dtype=np.int64),
+            np.array(allocated + [allocator.allocated_bytes] * rest, dtype=np.int64),
+            allocator.most_reserved_bytes,
+            allocator.retries,
+            refused,
         )
 
     def run_many(
