@@ -29,7 +29,7 @@ from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from memwatch.report.records.schema import TuneRecord
 
 _EXPANDABLE: Final = "expandable_segments:True"
-_DIVISIONS: Final = tuple(f"roundup_power2_divisions:{number}" for number in (2, 4, 8, 16, 32))
+_DIVISIONS: Final = tuple(f"roundup_power2_divisions:{number}" for number in (2, 4, 8, 16, 32, 64))
 _SPLITS: Final = tuple(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512, 1024))
 # torch wants more than 10
 _SEGMENTS: Final = tuple(f"large_segment_size_mb:{size}" for size in (12, 16, 32, 64, 128))
@@ -53,6 +53,9 @@ SETTINGS: Final = (
 )
 """The settings that are tried. `garbage_collection_threshold` is not among them: torch ignores it unless the program
 limits its share of the device."""
+_OPTIONS: Final = tuple(
+    values[0].partition(":")[0] for values in ((_EXPANDABLE,), _SPLITS, _DIVISIONS, _SEGMENTS)
+)
 _PICKLE: Final = b"\x80"
 _MOST_LINES: Final = 12
 _MOST_TENSORS: Final = 20
@@ -79,7 +82,8 @@ def tune(
         source: what `profile()` or `load()` gave, or the path of a capture or of torch's memory snapshot. The program
             may have run on a CPU, on a GPU or on fake tensors.
         device_memory: the memory of the device that torch can use, as `"80 GiB"`. By default the device never fills up.
-        settings: the settings to try beside the default, as `["max_split_size_mb:128"]`; by default about 35.
+        settings: the settings to try beside the default, as `["max_split_size_mb:128"]`; by default about 35, and
+            then those that differ from the best in one option.
         device: the device whose tensors count, as `cuda:1`; by default the main one.
 
     Raises:
@@ -96,15 +100,21 @@ def tune(
         raise MemwatchError(f"no allocation was recorded on {reading.device}, so there is nothing to tune")
     allocator, because = choose_allocator()
     capacity_bytes = ANY_DEVICE_BYTES if device_bytes is None else device_bytes
-    tried = list(dict.fromkeys(["", *(SETTINGS if settings is None else settings)]))
     trace = lives.trace
     rejected: dict[str, str] = {}
     outcomes: list[Outcome] = []
-    for setting, outcome in zip(tried, allocator.run_many(trace, tried, capacity_bytes), strict=True):
-        if isinstance(outcome, SettingsError):
-            rejected[setting] = str(outcome)
-        else:
-            outcomes.append(outcome)
+    fresh = list(dict.fromkeys(["", *(SETTINGS if settings is None else settings)]))
+    while fresh:
+        for setting, outcome in zip(fresh, allocator.run_many(trace, fresh, capacity_bytes), strict=True):
+            if isinstance(outcome, SettingsError):
+                rejected[setting] = str(outcome)
+            else:
+                outcomes.append(outcome)
+        if settings is not None:
+            break
+        # each round changes one option of the best settings so far, until none gets better
+        tried = {*rejected, *(each.settings for each in outcomes)}
+        fresh = [each for each in _with_one_change(min(outcomes, key=_rank).settings) if each not in tried]
     if settings is not None and rejected:
         raise OptionError(next(iter(rejected.values())))
     default = outcomes[0]
@@ -119,6 +129,18 @@ def tune(
         rejected=rejected,
         earlier=tuple(_earlier_lines(reading, lives, allocator)),
     )
+
+
+def _with_one_change(settings: str) -> Iterator[str]:
+    """Yield the settings that have another value for one option, or leave it out."""
+    parts = settings.split(",") if settings else []
+    for values in ((_EXPANDABLE,), _DIVISIONS, _SPLITS, _SEGMENTS):
+        option = values[0].partition(":")[0]
+        others = [part for part in parts if part.partition(":")[0] != option]
+        for value in ("", *values):
+            # in the order of the table of settings: the same choice has one name
+            named = {part.partition(":")[0]: part for part in filter(None, [*others, value])}
+            yield ",".join(named[each] for each in _OPTIONS if each in named)
 
 
 def _rank(outcome: Outcome) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from memwatch.cli.main import main
 from memwatch.devices.cuda_allocator.torchs_own import VARIABLE
 from memwatch.errors import MemwatchError, OptionError
 from memwatch.report.records.schema import TuneRecord
-from memwatch.tune import SETTINGS
+from memwatch.tune import SETTINGS, _with_one_change
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "snapshot"))
 from snapshot_dicts import BASE, MIB, Trace, block, segment
@@ -233,3 +234,23 @@ def test_a_missing_file_ends_in_one_line(tmp_path, capsys):
 
 def test_all_settings_that_are_tried_are_known_and_different():
     assert len(set(SETTINGS)) == len(SETTINGS)
+
+
+def test_no_change_of_one_option_is_better_than_the_chosen_settings():
+    """Sizes of many lengths: the best of the settings that are tried first gets better with another option."""
+    chance = random.Random(0)
+
+    def program():
+        kept = []
+        for _ in range(300):
+            kept.append(torch.empty(chance.randrange(1, 40) * FLOATS))
+            while len(kept) > 12:
+                kept.pop(chance.randrange(len(kept)))
+
+    with memwatch.profile() as prof:
+        program()
+    tuning = memwatch.tune(prof)
+    others = list(_with_one_change(tuning.best.settings))
+    assert len(others) > 15
+    best = memwatch.tune(prof, settings=others).best
+    assert tuning.best.most_reserved_bytes <= best.most_reserved_bytes
