@@ -294,6 +294,15 @@ def test_a_list_of_leaks_adds_up(leaked):
     assert shown == sorted((leak.site, leak.holder, leak.path, leak.advice) for leak in leaked)
 
 
+def test_the_line_that_adds_is_on_the_page_unless_it_shows_no_code(tmp_path):
+    leak = Leak(
+        "retained", 2048, 1, "`kept`", (), None, "drop it", added_at="a.py:3 in f: `kept.append(secret)`"
+    )
+    for source in (True, False):
+        text = leak_page([leak], tmp_path / f"{source}.html", source=source).read_text(encoding="utf-8")
+        assert ("kept.append(secret)" in text) is source
+
+
 def test_the_first_sentences_on_leaks_say_how_much_each_call_leaks_and_what_to_cut():
     """They name hooks and tensors apart, and the call as its program does: a call, a step, a pass, or none."""
     tensors = Leak("retained", 2048, 1, "global `history`", (), None, "drop it", per_call=True, repeat="step")
