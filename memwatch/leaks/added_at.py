@@ -127,9 +127,8 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
     at = next((at for at, edge in enumerate(edges) if edge is cut), None)
     if at is None or not edges[at].kind.row.is_entry:
         return ()
-    way = [
-        edge for edge in edges[:at] if not edge.kind.row.is_entry
-    ]  # `.outputs["val"]` has the name `.outputs`
+    # entries have no name of their own: `.outputs["val"]` has the name `.outputs`
+    way = [edge for edge in edges[:at] if not edge.kind.row.is_entry]
     if not way or way[-1].name is None:
         return ()
     in_files = dict.fromkeys([*_files(edges[: at + 1]), *files])
@@ -188,11 +187,9 @@ def _is_of_module(file: str, named: Edge) -> bool:
 
     A notebook's module has no file. Its code has names that are no module's file.
     """
-    path = os.path.abspath(
-        file
-    )  # the file of a script is absolute in its module, and as it was typed in its code
+    path = _absolute(file)
     if named.file is not None:
-        return os.path.abspath(named.file) == path
+        return _absolute(named.file) == path
     own = _file_of_module(sys.modules.get("" if named.owner is None else named.owner.name))
     if own is not None:
         return own == path
@@ -201,7 +198,15 @@ def _is_of_module(file: str, named: Edge) -> bool:
 
 def _file_of_module(module: object) -> str | None:
     file = (instance_dict(module) or {}).get("__file__") if isinstance(module, ModuleType) else None
-    return os.path.abspath(file) if isinstance(file, str) else None
+    return _absolute(file) if isinstance(file, str) else None
+
+
+def _absolute(file: str) -> str:
+    """Return the whole path: the file of a script is absolute in its module, and as it was typed in its code."""
+    try:
+        return os.path.abspath(file)
+    except OSError:  # the program has deleted its working directory
+        return file
 
 
 def _is_imported(

@@ -292,3 +292,12 @@ def test_the_code_of_a_module_without_a_file_is_its_own():
         exec(compile(text, "a cell", "exec"), vars(module))
         (leak,) = memwatch.find_leaks(module.step)
     assert leak.added_at.endswith("in step: `kept.append(value)`")
+
+
+def test_a_program_may_have_deleted_its_working_directory(tmp_path, monkeypatch):
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    (leak,) = memwatch.find_leaks(of_a_global)
+    assert leak.added_at.endswith("in of_a_global: `MADE.append(value)`")
