@@ -41,7 +41,7 @@ _EXPANDABLE: Final = "expandable_segments:True"
 _DIVISIONS: Final = tuple(f"roundup_power2_divisions:{number}" for number in (2, 4, 8, 16, 32, 64))
 _SPLITS: Final = tuple(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512, 1024))
 # torch wants more than 10
-_SEGMENTS: Final = tuple(f"large_segment_size_mb:{size}" for size in (12, 16, 32, 64, 128))
+_SEGMENTS: Final = tuple(f"large_segment_size_mb:{size}" for size in (11, 12, 16, 32, 64, 128))
 SETTINGS: Final = (
     "",
     _EXPANDABLE,
@@ -112,9 +112,15 @@ def tune(
                 outcomes.append(outcome)
         if settings is not None:
             break
-        # each round changes one option of the best settings so far, until none gets better
+        # Each round changes one option of the best settings so far, until none gets better. Segments that grow are
+        # searched apart, because the best of both kinds have different other options.
         tried = {*rejected, *(each.settings for each in outcomes)}
-        fresh = [each for each in _with_one_change(min(outcomes, key=_rank).settings) if each not in tried]
+        kinds = [
+            [each for each in outcomes if (_EXPANDABLE in each.settings) is grows] for grows in (False, True)
+        ]
+        bests = [min(kind, key=_rank) for kind in kinds if kind]
+        changed = (each for best in bests for each in _with_one_change(best.settings))
+        fresh = list(dict.fromkeys(each for each in changed if each not in tried))
     if settings is not None and rejected:
         raise OptionError(next(iter(rejected.values())))
     default = outcomes[0]
