@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import warnings
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,12 +26,6 @@ def parse(text: str) -> ast.Module | None:
             return ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-
-
-@functools.lru_cache(maxsize=8)  # files; each tree takes many times the bytes of its text
-def tree_of(text: str) -> ast.Module | None:
-    """Return the same tree for the same text, because several rules read one file."""
-    return parse(text)
 
 
 def lines_of(text: str) -> list[str]:

@@ -53,9 +53,10 @@ SETTINGS: Final = (
 )
 """The settings that are tried. `garbage_collection_threshold` is not among them: torch ignores it unless the program
 limits its share of the device."""
-_OPTIONS: Final = tuple(
-    values[0].partition(":")[0] for values in ((_EXPANDABLE,), _SPLITS, _DIVISIONS, _SEGMENTS)
-)
+_VALUES: Final = {
+    values[0].partition(":")[0]: values for values in ((_EXPANDABLE,), _SPLITS, _DIVISIONS, _SEGMENTS)
+}
+"""The values of each option, in the order in which a setting names its options."""
 _PICKLE: Final = b"\x80"
 _MOST_LINES: Final = 12
 _MOST_TENSORS: Final = 20
@@ -139,14 +140,11 @@ def tune(
 
 def _with_one_change(settings: str) -> Iterator[str]:
     """Yield the settings that have another value for one option, or leave it out."""
-    parts = settings.split(",") if settings else []
-    for values in ((_EXPANDABLE,), _DIVISIONS, _SPLITS, _SEGMENTS):
-        option = values[0].partition(":")[0]
-        others = [part for part in parts if part.partition(":")[0] != option]
+    chosen = {part.partition(":")[0]: part for part in settings.split(",")}
+    for option, values in _VALUES.items():
         for value in ("", *values):
-            # in the order of the table of settings: the same choice has one name
-            named = {part.partition(":")[0]: part for part in filter(None, [*others, value])}
-            yield ",".join(named[each] for each in _OPTIONS if each in named)
+            named = chosen | {option: value}
+            yield ",".join(named[each] for each in _VALUES if named.get(each))
 
 
 def _rank(outcome: Outcome) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import re
 import shutil
 import sqlite3
@@ -34,7 +35,6 @@ from memwatch.errors import CaptureError, DamagedCaptureError, MemwatchError
 from memwatch.text import visible
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Callable, Iterator, Mapping
 
     from memwatch.capture.columns import ChunkedTable, Columns
@@ -330,12 +330,12 @@ def _rolled_back(source: pathlib.Path, busy_s: float, stack: contextlib.ExitStac
         _connected(source, "rw", busy_s).close()
         return _connected(source, "ro", busy_s)
     except sqlite3.OperationalError as error:
-        if "locked" in str(error):
+        if "locked" in str(error):  # Python 3.10 has no code of the error
             raise
     _require_stored(os.stat(source), os.stat(source).st_size)
     try:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memwatch-"))
-        copy = source.__class__(folder) / "capture"
+        copy = pathlib.Path(folder) / "capture"
         shutil.copyfile(source, copy)
         shutil.copyfile(journal, _beside(copy, "journal"))
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import inspect
 import os
@@ -118,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     if arguments[0] not in VERBS and not arguments[0].startswith("-"):
+        import difflib  # no other command needs it
+
         meant = next(iter(difflib.get_close_matches(arguments[0], VERBS, 1)), None)
         hint = "" if meant is None else f"did you mean {meant}? "
         sys.stderr.write(

@@ -141,11 +141,11 @@ RESULTS = []
 
 class OfAnotherClass:
     def __init__(self):
-        self.results = []
+        self.RESULTS = []
         self.seen = []
 
     def write(self, number):
-        self.results.append(number)
+        self.RESULTS.append(number)
         self.seen.append(number)
 
 
@@ -164,10 +164,6 @@ class Goods:
 
 
 GOODS = Goods()
-
-
-def of_an_attribute_like_that_of_another_variable():
-    add(GOODS.items, made())
 
 
 def buy(cart):
@@ -246,7 +242,8 @@ def test_the_text_of_a_program_raises_and_warns_nothing(text, tmp_path):
         warnings.simplefilter("always")
         (leak,) = deep(400)
     assert [each for each in seen if issubclass(each.category, (SyntaxWarning, DeprecationWarning))] == []
-    assert leak.added_at == "" or leak.added_at.endswith("in step: `kept.append(value)`")
+    is_read = "total" not in text  # with so little stack left, the deep one may not be
+    assert leak.added_at.endswith("in step: `kept.append(value)`") or not (is_read or leak.added_at)
 
 
 def test_a_file_that_changed_is_read_again(tmp_path):
@@ -260,7 +257,6 @@ def test_a_file_that_changed_is_read_again(tmp_path):
 
 def test_the_work_grows_with_the_file_and_not_faster():
     """A function of many lines that all add something is walked a few times, and not once for each line."""
-    from memwatch import program_text
     from memwatch.leaks import added_at
 
     text = "def fill(d):\n" + "".join(f"    d[{number}] = 1\n" for number in range(2000))
@@ -276,7 +272,6 @@ def test_the_work_grows_with_the_file_and_not_faster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(added_at.ast, "iter_child_nodes", counted)
         assert len(added_at._changes(text).changes) == 2000
-    assert program_text.ast is added_at.ast
     assert nodes < 10 * text.count("\n") * 5
 
 

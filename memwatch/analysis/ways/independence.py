@@ -111,7 +111,8 @@ _NORMS: Final = ("BatchNorm", "InstanceNorm")
 _HARMLESS_WRITES: Final = ("batch_norm", "embedding_renorm_")
 """Ops that write running statistics, or scale rows of a table to a largest norm: a second call changes nothing."""
 _MOST_OPS: Final = 10_000
-"""Ops of a forward that writes its own state that are followed. They have at least one whole step of most programs."""
+"""Ops that are followed in a forward that writes its own state, and storages that are followed back from a result. Most
+programs have fewer in a step."""
 
 
 def base_of(name: str) -> str:
@@ -187,15 +188,15 @@ def _sums_over_samples(given: list[list[int]], result: list[int], derived: list[
         return has_batch[1] and len(second) == 1
     stack, rows, columns = math.prod(result[:-2]), result[-2], result[-1]
     if stack > 1 and stack % batch == 0:
-        return False
+        return False  # one product for each sample
     if all(has_batch):
-        return rows % batch == columns % batch == 0
+        return rows % batch == columns % batch == 0  # a value for each pair of samples
     if stack > 1:
         return False
-    if has_batch[0]:
+    if has_batch[0]:  # x @ w, or x.T @ w, which sums over the samples
         summed, left = math.prod(second) // columns, math.prod(first[:-1])
         return rows == first[-1] != left == summed
-    if has_batch[1]:
+    if has_batch[1]:  # w @ x, which sums over the samples, or w @ x.T
         if columns == second[-1]:
             return True
         return columns != math.prod(second[:-1]) and columns % batch != 0
@@ -280,9 +281,8 @@ class BatchMeans:
 
     def _follow_sums(self, base: str, given: list[int], changed: list[int]) -> None:
         """Note which results of an op that reads means are still sums over the batch."""
-        is_divided = base in _DIVIDING or (
-            base == "mul" and len(given) > 1
-        )  # by a tensor, maybe one over a count
+        # a product with a tensor counts as divided, because the tensor may hold one over the number of samples
+        is_divided = base in _DIVIDING or (base == "mul" and len(given) > 1)
         if is_divided or self._sums.isdisjoint(given):
             self._sums.difference_update(changed)
         else:

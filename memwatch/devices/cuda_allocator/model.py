@@ -218,7 +218,7 @@ class _Pool:
     Attributes:
         page_bytes: the unit by which an expandable segment grows.
         least_left_bytes: a block is split if at least so much is left.
-        most_split_bytes: a request of this size or more splits no block; None: there is no such size.
+        most_split_bytes: a request of this size or more takes a whole block. None if every request may split one.
         keys: stream, size and address of each free block, in order.
         blocks: the free blocks by address.
         unmapped: stream and address of each stretch of an expandable segment without memory, in order.

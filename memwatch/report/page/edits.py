@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
-from memwatch.program_text import FUNCTIONS, lines_of, names_bound_by, tree_of, variables_of
+from memwatch.program_text import FUNCTIONS, lines_of, names_bound_by, parse, variables_of
 from memwatch.report.page.privacy import file_of
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class _Program:
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        return tree_of(self.text)  # None for a notebook's cell with magics
+        return parse(self.text)  # None for a notebook's cell with magics
 
     def scope(self, line: int) -> ast.AST | None:
         """Return the innermost function around a line, or the module."""
@@ -121,6 +121,25 @@ class _Program:
         )
 
 
+class _Sources:
+    """The files of the program, each parsed once. It ends with the edit: a kept tree would slow down heap searches."""
+
+    def __init__(self, code: CodeReader) -> None:
+        self._code = code
+        self._programs: dict[str, _Program] = {}
+
+    def program(self, site: str) -> _Program | None:
+        """Return the file of a `file:line`; None if there is no line, or if the file cannot be read."""
+        file = file_of(site)
+        if file not in self._programs and (text := self._code.text(file)):
+            self._programs[file] = _Program(file, text)
+        return self._programs.get(file) if _line_of(site) else None
+
+    def as_it_is(self, site: str) -> Edit | None:
+        """Return the line at a `file:line`, unchanged."""
+        return _as_it_is(site, self._code)
+
+
 def edit_of(finding: Finding, code: CodeReader) -> Edit | None:
     """Return the lines of the program that a finding asks to change; None if none are known.
 
@@ -128,7 +147,8 @@ def edit_of(finding: Finding, code: CodeReader) -> Edit | None:
         finding: the finding.
         code: reads the sources of the program.
     """
-    edits = (rule(finding, code) for rule in _RULES)
+    sources = _Sources(code)
+    edits = (rule(finding, sources) for rule in _RULES)
     return next((edit for edit in edits if edit is not None), None)
 
 
@@ -138,9 +158,9 @@ def _as_it_is(site: str, code: CodeReader) -> Edit | None:
     return Edit(site=site, lines=[EditLine(sign=KEPT, text=text)]) if text else None
 
 
-def _detached(finding: Finding, code: CodeReader) -> Edit | None:
+def _detached(finding: Finding, sources: _Sources) -> Edit | None:
     """A list or a sum that keeps the graph of each pass: keep `.detach()` of what it gets."""
-    program = _program(finding.site, code)
+    program = sources.program(finding.site)
     if finding.kind != FindingKind.GRAPH or program is None:
         return None
     value = _value_kept(finding, program)
@@ -190,13 +210,13 @@ def _nodes_that_see(scope: ast.AST, name: str) -> list[ast.AST]:
     return found
 
 
-def _filled(finding: Finding, code: CodeReader) -> Edit | None:
+def _filled(finding: Finding, sources: _Sources) -> Edit | None:
     """Another list that grows: the line that fills it, as it is."""
-    program = _program(finding.site, code)
+    program = sources.program(finding.site)
     value = (
         None if program is None or not getattr(finding, "growth_bytes", 0) else _value_kept(finding, program)
     )
-    return None if program is None or value is None else _as_it_is(f"{program.file}:{value.lineno}", code)
+    return None if program is None or value is None else sources.as_it_is(f"{program.file}:{value.lineno}")
 
 
 def _only_appended(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
@@ -239,12 +259,12 @@ def _is_tensor(value: ast.expr) -> bool:
     return isinstance(value, _TENSORS) and called not in (*_GRAPHLESS, *_CONTAINERS)
 
 
-def _deleted(finding: Finding, code: CodeReader) -> Edit | None:
+def _deleted(finding: Finding, sources: _Sources) -> Edit | None:
     """A local variable that nothing reads after a line: `del` it below that line."""
     edges: Sequence[Edge] = getattr(finding, "edges", ())
     last_used: str = getattr(finding, "last_used", "")
     kinds = FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.ITERATION
-    program = _program(last_used, code)
+    program = sources.program(last_used)
     if finding.kind not in kinds or program is None or [edge.kind for edge in edges] != [EdgeKind.LOCAL]:
         return None
     name, line = edges[0].name, _line_of(last_used)
@@ -310,9 +330,9 @@ def _binds(statement: ast.Assign, name: str) -> bool:
     )
 
 
-def _set_to_none(finding: Finding, code: CodeReader) -> Edit | None:
+def _set_to_none(finding: Finding, sources: _Sources) -> Edit | None:
     """Gradients that `zero_grad(set_to_none=False)` fills with zeros: the same call with True."""
-    program = _program(finding.site, code)
+    program = sources.program(finding.site)
     if finding.kind != FindingKind.SET_TO_NONE or program is None or program.tree is None:
         return None
     values = [
@@ -327,9 +347,9 @@ def _set_to_none(finding: Finding, code: CodeReader) -> Edit | None:
     return program.replaced(values[0].lineno, values[0].col_offset, values[0].end_col_offset or 0, "True")
 
 
-def _optimizer_flag(finding: Finding, code: CodeReader) -> Edit | None:
+def _optimizer_flag(finding: Finding, sources: _Sources) -> Edit | None:
     """An optimizer that the same file makes: the same call with one keyword more."""
-    program = _program(finding.site, code)
+    program = sources.program(finding.site)
     flag = _FLAG_OF.get(finding.kind)  # type: ignore[call-overload]
     if flag is None or program is None or program.tree is None:
         return None
@@ -398,11 +418,6 @@ def _is_optimizer(call: ast.Call, tree: ast.Module) -> bool:
     return isinstance(call.func, ast.Name) and call.func.id in imported and call.func.id[:1].isupper()
 
 
-def _program(site: str, code: CodeReader) -> _Program | None:
-    text = code.text(file_of(site)) if site and _line_of(site) else ""
-    return _Program(file_of(site), text) if text else None
-
-
 def _line_of(site: str) -> int:
     number = site.rpartition(":")[2]
     return int(number) if number.isdecimal() else 0
@@ -442,7 +457,7 @@ def calls_of_backward(line: str, code: CodeReader) -> Edit | None:
     return Edit(site=line, lines=[EditLine(sign=REMOVED, text=text)])
 
 
-_RULES: Final[tuple[Callable[[Finding, CodeReader], Edit | None], ...]] = (
+_RULES: Final[tuple[Callable[[Finding, _Sources], Edit | None], ...]] = (
     _detached,
     _deleted,
     _set_to_none,
