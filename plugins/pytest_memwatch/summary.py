@@ -54,7 +54,8 @@ MOST_FAILURE_LINES: Final = 36
 MOST_SUMMARY_TESTS: Final = 10
 """Lines of failures, and of the short summary, that leaks may take."""
 MOST_REPORT_LINES: Final = 120
-_OTHER_LINES: Final = 22  # pytest's titles, and the sections that follow the causes: a guess
+_PYTEST_LINES: Final = 20
+"""Lines that pytest itself prints around failures and summaries, counted in a session without warnings."""
 MOST_NAMES: Final = 60
 """Names of tests in one line. A guess: in a suite with more failures somebody will use -v."""
 Folded = tuple["list[pytest.TestReport]", str]
@@ -132,11 +133,12 @@ def summary_lines(
         verbose: True to show everything.
         failed: the reports of failed tests; the lines that they leave unused show causes.
     """
-    parts = [
+    before = [
         _peaks(results, settings) if settings.measure else [],
         _comparison(results, baseline) if baseline is not None else [],
         _failures(results),
-        _cause_lines(results, freed, _unused_lines(failed), verbose=verbose),
+    ]
+    after = [
         _avoidable_lines(results, verbose=verbose),
         _small(results, settings),
         _noted(
@@ -156,8 +158,10 @@ def summary_lines(
         _allowed(results),
         _pages(results),
     ]
+    unused = _unused_lines(failed, others=sum(len(part) + 1 for part in before + after if part))
+    causes = _cause_lines(results, freed, unused, verbose=verbose)
     lines: list[str] = []
-    for part in parts:
+    for part in [*before, causes, *after]:
         lines += [""] * bool(lines and part) + part
     return lines
 
@@ -309,12 +313,13 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     }
 
 
-def _unused_lines(failed: Sequence[pytest.TestReport]) -> int:
-    """Return how many lines of the report the failures and the short summary of leaks leave to the causes."""
+def _unused_lines(failed: Sequence[pytest.TestReport], others: int) -> int:
+    """Return how many lines of the report failures, short summary and other sections leave to the causes."""
     leaks = [report for report in failed if _causes_alone(report)]
     failures = sum(1 + _lines_of(report) for report in _one_failure_per_cause(leaks)[0])
     short = len(_tests_of_each_cause(leaks)[0])
-    return max(0, MOST_REPORT_LINES - _OTHER_LINES - failures - short - MOST_LINES - MOST_SHORT)
+    used = _PYTEST_LINES + failures + short + others + MOST_LINES + MOST_SHORT
+    return max(0, MOST_REPORT_LINES - used)
 
 
 def _cause_lines(results: Results, freed: Freed, unused: int, *, verbose: bool) -> list[str]:

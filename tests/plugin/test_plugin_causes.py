@@ -169,13 +169,25 @@ WRONG = """
 """
 
 
-def test_a_suite_with_many_causes_has_a_report_of_120_lines(session):
+KEPT = """
+    import functools
+    @functools.lru_cache(maxsize=None)
+    def kept(n): return torch.ones(1000)
+    @pytest.mark.parametrize("n", range(3))
+    def test_kept(n): kept(n)
+"""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_suite_with_many_causes_has_a_report_of_120_lines(session, kept):
     """The common cause is reported once, with the number of its tests. Others get a line each, then a count.
 
-    Only tests that fail by a leak alone are left out: a traceback is shown beside them.
+    Only tests that fail by a leak alone are left out: a traceback is shown beside them. The sections that follow the
+    causes take their lines from the causes.
     """
-    result = session(SHARED + WRONG, "--memwatch-leaks=all")
-    result.assert_outcomes(failed=61)
+    result = session(SHARED + WRONG + KEPT * kept, "--memwatch-leaks=all")
+    result.assert_outcomes(failed=61, passed=3 * kept)
+    assert not kept or "Kept by caches" in str(result.stdout)
     lines = result.stdout.lines
     [begin] = [number for number, line in enumerate(lines) if line.strip("_ ") == "test_wrong"]
     [end] = [
