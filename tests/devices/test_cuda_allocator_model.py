@@ -64,7 +64,7 @@ def test_nothing_gets_lost(seed):
         else:
             allocator.allocate(number, chance.choice((1, 700, 40_000, MIB, 3 * MIB, 15 * MIB)))
             alive.append(number)
-        assert allocator.allocated_bytes <= allocator.most_allocated_bytes <= allocator.reserved_bytes
+        assert allocator.allocated_bytes <= allocator.reserved_bytes <= allocator.most_reserved_bytes
     for number in alive:
         allocator.free(number)
     reserved = allocator.reserved_bytes

@@ -20,7 +20,7 @@ from memwatch.devices.cuda_allocator.trace import ANY_DEVICE_BYTES, FREE, Outcom
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from memwatch.devices.cuda_allocator.trace import Trace
 
@@ -219,42 +219,35 @@ class _Pool:
         page_bytes: the unit by which an expandable segment grows.
         least_left_bytes: a block is split if at least so much is left.
         most_split_bytes: a request of this size or more takes a whole block. None if every request may split one.
-        keys: stream, size and address of each free block, in order.
-        blocks: the free blocks by address.
-        unmapped: stream and address of each stretch of an expandable segment without memory, in order.
+        free: stream, size and address of each free block, in order, with the block.
+        unmapped: stream and address of each stretch of an expandable segment without memory, in order, with it.
         requests: number of requests, for garbage collection.
     """
 
     page_bytes: int
     least_left_bytes: int
     most_split_bytes: int | None
-    keys: list[tuple[int, int, int]] = field(default_factory=list)
-    blocks: dict[int, _Block] = field(default_factory=dict)
-    unmapped: list[tuple[int, int]] = field(default_factory=list)
-    without_memory: dict[int, _Block] = field(default_factory=dict)
+    free: list[tuple[int, int, int, _Block]] = field(default_factory=list)
+    unmapped: list[tuple[int, int, _Block]] = field(default_factory=list)
     requests: int = 0
 
     def put(self, block: _Block) -> None:
         block.seen = self.requests
-        bisect.insort(self.keys, (block.stream, block.nbytes, block.start))
-        self.blocks[block.start] = block
+        bisect.insort(self.free, (block.stream, block.nbytes, block.start, block))
 
     def take(self, block: _Block) -> None:
-        del self.keys[bisect.bisect_left(self.keys, (block.stream, block.nbytes, block.start))]
-        del self.blocks[block.start]
+        # the shorter tuple is the lesser one, and no two blocks have one address, so no blocks are compared
+        del self.free[bisect.bisect_left(self.free, (block.stream, block.nbytes, block.start))]
 
     def put_unmapped(self, block: _Block) -> None:
-        bisect.insort(self.unmapped, (block.stream, block.start))
-        self.without_memory[block.start] = block
+        bisect.insort(self.unmapped, (block.stream, block.start, block))
 
     def take_unmapped(self, block: _Block) -> None:
         del self.unmapped[bisect.bisect_left(self.unmapped, (block.stream, block.start))]
-        del self.without_memory[block.start]
 
-    def in_order(self) -> Iterator[_Block]:
-        """Yield the free blocks by stream, size and address; the pool may change meanwhile."""
-        for _, _, start in list(self.keys):
-            yield self.blocks[start]
+    def in_order(self) -> list[_Block]:
+        """Return the free blocks by stream, size and address."""
+        return [block for _, _, _, block in self.free]
 
 
 class CachingAllocator:
@@ -265,7 +258,7 @@ class CachingAllocator:
         device_bytes: the memory of the device.
 
     Attributes:
-        allocated_bytes, most_allocated_bytes: bytes of blocks in use, now and at most.
+        allocated_bytes: bytes of blocks in use.
         reserved_bytes, most_reserved_bytes: bytes of segments, now and at most.
         retries: allocations that the device refused at first.
     """
@@ -273,8 +266,7 @@ class CachingAllocator:
     def __init__(
         self, settings: Settings = Settings(), device_bytes: int = ANY_DEVICE_BYTES
     ) -> None:  # frozen
-        self.allocated_bytes = self.most_allocated_bytes = 0
-        self.reserved_bytes = self.most_reserved_bytes = self.retries = 0
+        self.allocated_bytes = self.reserved_bytes = self.most_reserved_bytes = self.retries = 0
         self._settings, self._device_bytes = settings, device_bytes
         self._allowed_bytes = None if settings.fraction is None else int(settings.fraction * device_bytes)
         self._small = _Pool(_SMALL_SEGMENT, BLOCK_BYTES, None)
@@ -299,9 +291,9 @@ class CachingAllocator:
             return
         size = self._sizes.get(nbytes) or self._rounded(nbytes)
         pool = self._small if size <= _SMALL_BYTES else self._large
-        self._was_refused = False
         block = self._free_block(pool, size, stream)
         if block is None:
+            self._was_refused = False
             if self._collects:
                 self._collect_garbage()
             block = (
@@ -310,22 +302,24 @@ class CachingAllocator:
                 or (self._release_all() and self._new_block(pool, size, stream))
                 or None
             )
-        if block is None:
-            raise DeviceFullError(f"{nbytes} bytes do not fit")
-        self.retries += self._was_refused
+            if block is None:
+                raise DeviceFullError(f"{nbytes} bytes do not fit")
+            self.retries += self._was_refused
         left = block.nbytes - size
         if left >= pool.least_left_bytes and (pool.most_split_bytes is None or size < pool.most_split_bytes):
             rest = block
-            block = _Block(rest.start, size, stream, pool, True, True, rest.before, rest, rest.segment)
-            if block.before is not None:
-                block.before.after = block
+            before = rest.before
+            block = _Block(rest.start, size, stream, pool, False, True, before, rest, rest.segment)
+            if before is not None:
+                before.after = block
             rest.before = block
-            rest.start, rest.nbytes = rest.start + size, left
+            rest.start += size
+            rest.nbytes = left
             pool.put(rest)
-        block.is_free = False
+        else:
+            block.is_free = False
         self._handed_out[number] = block
         self.allocated_bytes += block.nbytes
-        self.most_allocated_bytes = max(self.most_allocated_bytes, self.allocated_bytes)
 
     def free(self, number: int) -> None:
         """Take a block back; its free neighbours become part of it."""
@@ -363,14 +357,15 @@ class CachingAllocator:
         """Return the free block that serves a request best, and take it out of its pool."""
         if self._collects:
             pool.requests += 1
-        place = bisect.bisect_left(pool.keys, (stream, size, 0))
-        if place == len(pool.keys) or pool.keys[place][0] != stream:
+        free = pool.free
+        place = bisect.bisect_left(free, (stream, size))
+        if place == len(free) or free[place][0] != stream:
             return None
-        block = pool.blocks[pool.keys[place][2]]
+        block = free[place][3]
         if block.segment is not None:
             # a block at the end of the mapped part can grow, so another one may fit better
-            while place + 1 < len(pool.keys) and pool.keys[place + 1][0] == stream:
-                other = pool.blocks[pool.keys[place + 1][2]]
+            while place + 1 < len(free) and free[place + 1][0] == stream:
+                other = free[place + 1][3]
                 if _size_to_grow_to(other) >= _size_to_grow_to(block):
                     break
                 place, block = place + 1, other
@@ -379,7 +374,7 @@ class CachingAllocator:
             return None
         if most is not None and size >= most and block.nbytes >= size + self._settings.most_rounding_bytes:
             return None
-        pool.take(block)
+        del free[place]
         return block
 
     def _join_neighbours(self, block: _Block) -> None:
@@ -410,7 +405,8 @@ class CachingAllocator:
 
     def _new_addresses(self, nbytes: int) -> int:
         start = self._next_address
-        self._next_address += -(-nbytes // _ROUND) * _ROUND
+        # a device without memory has stretches of 0 bytes, and each must have an address of its own
+        self._next_address += max(-(-nbytes // _ROUND), 1) * _ROUND
         return start
 
     def _new_block(self, pool: _Pool, size: int, stream: int) -> _Block | None:
@@ -436,17 +432,17 @@ class CachingAllocator:
         if most is None or self._settings.is_expandable:
             return False
         size = max(size, most)
-        place = bisect.bisect_left(pool.keys, (stream, size, 0))
-        if place < len(pool.keys) and pool.keys[place][0] == stream:
-            self._release(pool.blocks[pool.keys[place][2]])
+        place = bisect.bisect_left(pool.free, (stream, size))
+        if place < len(pool.free) and pool.free[place][0] == stream:
+            self._release(pool.free[place][3])
             return True
         released = 0
         while place > 0 and released < size:
             place -= 1
-            of_stream, nbytes, start = pool.keys[place]
+            of_stream, nbytes, _, block = pool.free[place]
             if nbytes < most or of_stream != stream:
                 break
-            self._release(pool.blocks[start])
+            self._release(block)
             released += nbytes
         return released >= size
 
@@ -500,13 +496,12 @@ class CachingAllocator:
 
     def _growing(self, pool: _Pool, size: int, stream: int) -> _Block:
         """Return the first of some free blocks in a row that are large enough together; if need be at new addresses."""
-        place = bisect.bisect_left(pool.unmapped, (stream, 0))
-        for of_stream, start in pool.unmapped[place:]:
+        place = bisect.bisect_left(pool.unmapped, (stream,))
+        for of_stream, _, stretch in pool.unmapped[place:]:
             if of_stream != stream:
                 break
-            first = pool.without_memory[start]
-            if first.before is not None and first.before.is_free:
-                first = first.before
+            before = stretch.before
+            first = before if before is not None and before.is_free else stretch
             total, block = 0, first
             following: _Block | None = first
             while total < size and following is not None and following.is_free:
