@@ -52,8 +52,8 @@ others we ran a grid of {settings} settings. *Grid* is the best of them.
 | --- | --- | ---: | ---: | ---: | ---: | --- |
 {rows}
 
-{settings} settings on a trace of {events:,} events took {seconds:.1f} s on a machine with two cores. In memwatch's model,
-which answers on a CPU build of torch, they took {model_cpu_s:.0f} s of processor time.
+{settings} settings on a trace of {events:,} events took {seconds:.1f} s on a machine with two cores. In
+memwatch's model, which answers on a CPU build of torch, they took {model_cpu_s:.0f} s of processor time.
 """
 
 
