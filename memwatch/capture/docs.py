@@ -1,11 +1,11 @@
-"""Write what is generated from the schema.
+"""Generate `docs/tables.md` and the C++ header `schema.h` from the schema.
 
-`python -m memwatch.capture.docs` prints the page of documentation that lists every table and column, and `python -m
-memwatch.capture.docs header` the C++ header of the tables that C++ appends to.
+`python -m memwatch.capture.docs` prints the page, which lists every table and column. `python -m memwatch.capture.docs
+header` prints the header, which has a struct for each table that C++ appends rows to.
 
-The native recorder fills these structs by the names of their fields. So a column that is renamed, moved or removed in
-the schema stops C++ from compiling. A new column is 0 in every row until C++ fills it. The test that compares both
-recorders (`tests/native/test_native_twins.py`) notices.
+The native recorder names the fields of these structs where it fills them, in their order. So C++ no longer compiles
+after you rename, reorder or remove a column that it fills. A new column is 0 in every row until C++ fills it. To notice
+that, add the column to `COMPARED` in `tests/native/test_native_twins.py`, which compares both recorders.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _HEADER_TAIL: Final = "\n}  // namespace memwatch\n"
 
 
 def tables_page() -> str:
-    """Return the page as Markdown."""
+    """Return the page of all tables as Markdown."""
     values = (
         ("PHASES", PHASES),
         ("ACCESSES", ACCESSES),
@@ -112,12 +112,12 @@ def _section(table: Table, heading: str, types: Mapping[Kind, str]) -> str:
 
 
 def unit(column: Column) -> str:
-    """Return the unit that ends a column's name, empty where it has none."""
+    """Return the unit of a column by the ending of its name; empty if the name has no such ending."""
     return next((text for ending, text in _UNITS.items() if column.name.endswith(ending)), "")
 
 
 def schema_header() -> str:
-    """Return the header as text."""
+    """Return the text of the C++ header."""
     enums = "".join(_enum(*each) for each in _ENUMS)
     rows = "".join(_row(RECORDED_BY_NAME[name]) for name in TABLES_OF_CPP)
     return f"{_HEADER_HEAD}{enums}{rows}{_HEADER_TAIL}"

@@ -1,6 +1,10 @@
-"""The cause of a leak: what is equal for all leaks that one edit of the program would end.
+"""Names for series of references and for causes of leaks.
 
-Series of references come first: two items of one list differ only in their index. A cause is made of them.
+References of one series differ only in an index, a key, a number or a size, such as two items of one list. The search
+for leaks counts a series as one reference.
+
+Leaks of one cause end by one edit of the program. The name of the cause is a digest of the references on the leak's
+path that lead to the edit.
 """
 
 from __future__ import annotations
@@ -24,69 +28,73 @@ if TYPE_CHECKING:
 
     from memwatch.kinds.edges import Edge, Vertex
 
-# Series of references: the 17th and the 18th item of one list are one leak, not two.
-
-_DIGIT_RUNS: Final = re.compile(r"\d+")
-_ENTRY: Final = re.compile(r"\d+|'[^']*'")  # the varying parts of a key as Python writes it
+_NUMBERS: Final = re.compile(r"\d+")
 _PLAIN: Final = re.compile(r"[-'\"\d]")
-"""How numbers and text begin; the key is another object otherwise."""
+"""The first character of a key that is a number or a text, as Python writes it. Other keys are other objects."""
 
 
 def series_of(edge: Edge) -> Hashable:
-    """Return what is equal for references that differ only in an index, a key, a number or a size."""
+    """Return a value that is equal for all references of one series."""
     return kind_in_series(edge), name_in_series(edge), sort_of(edge.owner), sort_of(edge.reader)
 
 
 def kind_in_series(edge: Edge) -> EdgeKind:
-    """Return the kind of a reference; a key goes with its value, and an argument with its result, by one deletion."""
+    """Return the kind of a reference. The key of a dictionary has the kind of its value.
+
+    One deletion ends both references. In the same way, the argument that a cache keeps has the kind of the result.
+    """
     together = edge.kind.row.deleted_with
     return edge.kind if together is None else EdgeKind[together]
 
 
 def name_in_series(edge: Edge) -> str | None:
-    """Return the name of a reference with a star for its varying part, or None if all of it varies."""
+    """Return the name that all references of a series have, or None if their names have nothing in common.
+
+    In the name, a star stands for a key that is a number or a text, or for a number in the name of something else.
+    """
     if edge.name is None or edge.kind.row.is_named_per_object:
         return None
     if edge.kind is EdgeKind.VALUE:
-        return _ENTRY.sub("*", edge.name) if _PLAIN.match(edge.name) else None
-    return _DIGIT_RUNS.sub("*", edge.name)
+        return "*" if _PLAIN.match(edge.name) else None
+    return _NUMBERS.sub("*", edge.name)
 
 
 def sort_of(vertex: Vertex | None) -> Hashable:
-    """Return what is equal for owners of one sort: a new list or thread for each call is the same owner."""
+    """Return a value that is equal for objects of one sort, such as the lists or threads that each call makes anew."""
     if vertex is None:
         return None
     name, file, dtype = (
-        _DIGIT_RUNS.sub("*", text or "")
+        _NUMBERS.sub("*", text or "")
         for text in (vertex.name_in_code or vertex.name, vertex.file, vertex.dtype)
     )
     dimensions = None if vertex.shape is None else len(vertex.shape)
     return vertex.kind, name, file, dtype, dimensions, sort_of(vertex.inner)
 
 
-_NUMBERS: Final = re.compile(r"\d+")
 _PACKAGES: Final = ("site-packages", "dist-packages")
 _DIGITS: Final = 8
+"""Hexadecimal digits of a cause's name. Two of 1,000 causes share a name with a probability of 1 in 8,600."""
 
 
 def cause_of(kind: LeakKind, cut: Edge | None, edges: Sequence[Edge], cycle_length: int) -> str:
-    """Return a short name for the cause of a leak, the same in every process that runs the same code.
+    """Return a short name for the cause of a leak.
 
-    Lines do not count: the name outlives an edit of the code around.
+    The name is the same in every process that runs the same code in the same folder. It contains no line numbers, so it
+    stays the same when you edit other code of the file.
 
     Args:
         kind: the leak's kind.
         cut: the reference to cut.
-        edges: the path or the cycle.
-        cycle_length: how many of the edges are the cycle.
+        edges: the references from the root to the memory, or the references of the cycle and then to the memory.
+        cycle_length: how many of the first edges are the cycle.
     """
     part = _held_from(cut, edges) if kind.is_reached else _looped(cut, edges[:cycle_length])
-    # whether gc can free a loop depends on what else is on it: the edit that ends it is the same
+    # Whether gc can free a cycle depends on its other objects. The edit that ends the cycle is the same.
     return _short_name(kind if kind.is_reached else LeakKind.CYCLE, part)
 
 
 def cause_of_thread(kind: LeakKind, work: Vertex) -> str:
-    """Return a short name for a thread that each run starts and does not end, by the function that it runs."""
+    """Return a short name for the function of a thread that each run starts and does not end."""
     return _short_name(kind, _vertex(work))
 
 
@@ -96,7 +104,7 @@ def _short_name(kind: LeakKind, part: Hashable) -> str:
 
 
 def _held_from(cut: Edge | None, edges: Sequence[Edge]) -> Hashable:
-    """Return the references from the last that has a name of its own down to the one to cut."""
+    """Return the reference to cut, with the references above it up to the nearest that has a name of its own."""
     if cut is None:
         return EdgeKind.C_CODE.name
     end = next((number for number, edge in enumerate(edges) if edge is cut), None)
@@ -107,10 +115,12 @@ def _held_from(cut: Edge | None, edges: Sequence[Edge]) -> Hashable:
 
 
 def _looped(cut: Edge | None, cycle: Sequence[Edge]) -> Hashable:
-    """Return the reference to cut with the function that stores it, or with the functions in the loop, or its owner.
+    """Describe a cycle by the reference to cut.
 
-    A method of a base class makes the same loop in every subclass: its objects differ in class, not in cause. One line
-    may store a method of each subclass.
+    The first of these that is known tells two such references apart: the function whose line stores the attribute, the
+    functions in the cycle, and the owner of the reference. The class of the owner comes last, because a method of a
+    base class makes the same cycle in the objects of every subclass. If the reference has no name of its own, describe
+    the cycle by all of its references.
     """
     if cut is None:
         return EdgeKind.C_CODE.name
@@ -142,13 +152,13 @@ def _vertex(vertex: Vertex | None) -> Hashable:
     if vertex is None:
         return None
     name = "" if vertex.kind is VertexKind.CONTAINER else vertex.name_in_code or vertex.name
-    if vertex.kind is VertexKind.MODULE:  # a module that each call makes has a number in its name
+    if vertex.kind is VertexKind.MODULE:  # if each call makes a module, their names differ in a number
         name = _NUMBERS.sub("*", name)
     return vertex.kind.name, name, _portable(vertex.file), _vertex(vertex.inner)
 
 
 def _function_at(file: str, line: int) -> str:
-    """Return the qualified name of the function around a line: unlike the line, it outlives edits of other code."""
+    """Return the qualified name of the innermost function or class around a line; empty at the level of the module."""
     around = [(first, name) for first, last, name in _scopes(file) if first <= line <= last]
     return max(around)[1] if around else ""
 
@@ -174,7 +184,10 @@ def _scopes(file: str) -> tuple[tuple[int, int, str], ...]:
 
 @functools.cache
 def _portable(file: str | None) -> str | None:
-    """Return a file's name without the folder of the project or of its packages."""
+    """Return a file's name relative to the folder of its packages, or else to the working directory.
+
+    A file elsewhere keeps its whole name.
+    """
     if file is None:
         return None
     parts = PurePath(file).parts

@@ -1,8 +1,9 @@
-"""Name the libraries whose blocks of malloc are alive, from samples: see `src/malloc_sampler.cpp`.
+"""Estimate which native libraries have allocated the live memory of malloc.
 
-A program has the sampler if the dynamic linker loaded it: because the user named it in `LD_PRELOAD`, or because
-`MEMWATCH=monitor,native=1` starts the program once more with it. The monitor switches it on, so it names only blocks
-from after that moment.
+The sampler is a library (`src/malloc_sampler.cpp`) that records some of the allocations. Only the dynamic linker can
+load it, when a program starts: you name it in `LD_PRELOAD`, or you set `MEMWATCH=monitor,native=1`, which starts the
+program again with it. It samples nothing until a monitor calls `start`. memwatch does not name the library of older
+memory.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ if TYPE_CHECKING:
     from memwatch.monitor.mappings import Mapping
 
 BUILT: Final = pathlib.Path(__file__).parent / "built"
-"""The folder of the package where a wheel has the library; a checkout has none."""
+"""The folder of the library in a wheel. A checkout has no such folder: there, the user's cache has the library."""
 _WHAT: Final = "the sampler of malloc"
 _FALLBACK: Final = "the monitor does not name native libraries"
 INTERVAL_BYTES: Final = 128 << 10
-"""One sample for so many bytes on average. `reports/monitor.md` has its cost."""
+"""Allocated bytes from one sample to the next, on average. `reports/monitor.md` has the cost."""
 PRELOAD: Final = "LD_PRELOAD"
 _RESTARTED: Final = "MEMWATCH_RESTARTED"
-"""The process that was started once more, and the value that `LD_PRELOAD` had before: `4242:`."""
-_CALLERS: Final = 6  # kCallers in the source
+"""The environment variable of a program that was started again: its process number, and its own `LD_PRELOAD`.
+
+The value `4242:/usr/lib/other.so` is that of process 4242.
+"""
+_CALLERS: Final = 6  # return addresses in a sample: kCallers in the source
 _REPLACED: Final = ("malloc", "calloc", "realloc", "free")
-"""The functions that another malloc always replaces together."""
+"""The functions that every other malloc replaces."""
 _WITH_SYMBOL: Final = 1  # RTLD_DL_SYMENT of dlfcn.h
 _RUNTIME: Final = (
     "libc.so",
@@ -50,11 +54,15 @@ _RUNTIME: Final = (
     "ld-linux",
     "ld64.so",
 )
-"""Beginnings of the names of libraries that allocate for their callers: `strdup`, `operator new`, `std::string`."""
+"""How the names of libraries begin that allocate for their callers, as `strdup` and `operator new` do."""
+_ALLOCATES_TENSORS: Final = "libc10.so"
+"""How the name of torch's library begins that allocates tensors of the host."""
+_LARGE_BYTES: Final = 64 << 10
+"""For a block of this size or more, memwatch counts the bytes in memory. Smaller blocks count as a whole. A guess."""
 
 
 def path() -> pathlib.Path:
-    """Return the file that holds, or would hold, the library."""
+    """Return the path of the library, which may not be compiled yet."""
     name = SAMPLER.file_name()
     return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
 
@@ -63,8 +71,8 @@ def build_sampler() -> tuple[pathlib.Path, bool]:
     """Compile the library if it does not exist yet. Return it, and whether it was compiled now.
 
     Raises:
-        MemwatchError: a compiler or a place to write is missing, the compiler refused the source, or the program uses
-            another malloc than glibc's.
+        MemwatchError: a compiler or a place to write is missing, the compiler refused the source, the system has no
+            glibc, or the program uses another malloc.
     """
     if reason := _refusal():
         raise MemwatchError(f"{_WHAT} was not built: {reason}; {_FALLBACK}")
@@ -78,7 +86,7 @@ def build_sampler() -> tuple[pathlib.Path, bool]:
 
 
 def _refusal() -> str:
-    """Return the reason why this process cannot have the sampler, which calls glibc's malloc. Empty if it can."""
+    """Return the reason why this program cannot run with the sampler, which needs glibc's malloc; empty if it can."""
     try:
         glibc, program = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
         _address_of(glibc.__libc_memalign)
@@ -113,10 +121,11 @@ class _Symbol(ctypes.Structure):
 
 
 def _is_stub(address: int) -> bool:
-    """Return whether a function's address is a stub in the executable, which jumps to the library that has it.
+    """Return whether the address of a function is a stub in the executable, which jumps to the real function.
 
-    An executable that is linked for a fixed address, as Debian's Python is, has stubs for the functions whose addresses
-    its code uses. The dynamic linker then returns the stub as the function's address. Its symbol is in no section.
+    An executable that is linked for a fixed address, such as Debian's Python, has a stub for each function if its code
+    uses the address of the function. The dynamic linker then returns the stub as the address of the function. The
+    symbol of a stub belongs to no section.
     """
     place, symbol = _Place(), ctypes.POINTER(_Symbol)()
     found = ctypes.CDLL(None).dladdr1(
@@ -126,12 +135,13 @@ def _is_stub(address: int) -> bool:
 
 
 def restart_with_sampler() -> str:
-    """Start this program once more with the sampler, before its code runs. Return only if this is not possible or done.
+    """Start this program again with the sampler, before its code runs.
 
-    The process keeps its number, its arguments and its open files. Its own children do not get the sampler.
+    The process keeps its number, its arguments and its open files. The programs that it starts do not get the sampler.
 
     Returns:
-        The reason why the program has no sampler; empty if it has it.
+        "" if the sampler is loaded, also in the program that was started again. The reason, if the program cannot have
+        it. Otherwise the function does not return.
     """
     restarted, _, before = os.environ.pop(_RESTARTED, "").partition(":")
     if restarted == str(os.getpid()):
@@ -151,7 +161,7 @@ def restart_with_sampler() -> str:
     except OSError as error:
         pass_on(error)
         return f"{_FALLBACK}: {error}"
-    # A server that embeds Python has opened its sockets by now: it must not begin again.
+    # A server that embeds Python may have opened its sockets by now, so memwatch must not start it again.
     if not arguments or not is_alone or os.path.realpath(sys.executable) != executable:
         return f"{_FALLBACK}, because this process did not start as Python"
     try:
@@ -192,7 +202,7 @@ _users: Final[set[int]] = set()
 
 
 def start(user: object) -> bool:
-    """Begin to sample for a monitor; return False if the program has no sampler."""
+    """Sample allocations until the monitor calls `stop`. Return False if the program has no sampler."""
     library = _library()
     if library is None:
         return False
@@ -204,7 +214,7 @@ def start(user: object) -> bool:
 
 
 def stop(user: object) -> None:
-    """Sample no more for a monitor."""
+    """Stop sampling for a monitor. The sampler stops when no other monitor needs it."""
     with _lock:
         _users.discard(id(user))
         if not _users and (library := _library()) is not None:
@@ -212,7 +222,7 @@ def stop(user: object) -> None:
 
 
 def after_fork() -> None:
-    """Stop in a child, where no monitor runs."""
+    """Stop sampling in a forked child, where no monitor runs."""
     global _lock  # noqa: PLW0603  # another thread of the parent may have held it
     _lock = threading.Lock()
     if _users:
@@ -225,11 +235,11 @@ def is_on() -> bool:
     return bool(_users)
 
 
-_MOST_SAMPLES: Final = 1 << 15  # the slots of the table in the source
+_MOST_SAMPLES: Final = 1 << 15  # kBuckets * kSlots in the source
 
 
 def samples() -> NDArray[np.int64]:
-    """Return the samples of the blocks that are alive: rows of address, bytes and the addresses of the callers."""
+    """Return a row for each live sampled block: its address, its bytes and the return addresses of its callers."""
     import numpy as np
 
     library = _library()
@@ -245,19 +255,19 @@ def bytes_by_library(
     in_memory: Callable[[NDArray[np.int64]], NDArray[np.int64]],
     is_tensor: Callable[[NDArray[np.int64]], NDArray[np.bool_]],
 ) -> tuple[dict[str, int], str]:
-    """Estimate the bytes in memory of each library's blocks that are alive.
+    """Estimate how many bytes of each library's live blocks are in memory.
 
-    The interpreter, numpy and torch's c10 allocate Python objects, arrays and tensors, which have rows of their own. A
-    sample does not show whether its object was counted there, so these libraries get no bytes here.
+    The interpreter, numpy and torch's c10 get no bytes here. They allocate Python objects, arrays and tensors, which
+    other rows of the process count, and a sample does not show whether such a row has counted its block.
 
     Args:
         samples: from :func:`samples`.
-        mappings: those of this process, by address.
+        mappings: the mappings of this process, sorted by address.
         in_memory: returns how many bytes of each range of addresses are in memory.
-        is_tensor: returns whether the blocks at some addresses belong to tensors.
+        is_tensor: returns for each address whether the block there belongs to a tensor.
 
     Returns:
-        The bytes by the name of the library, and a note if the table of samples was full.
+        The bytes by the name of the library, and a note if the sampler had no room for some samples.
     """
     import numpy as np
 
@@ -266,7 +276,7 @@ def bytes_by_library(
     samples = samples[~is_tensor(samples[:, 0])]
     nbytes = samples[:, 1]
     resident = nbytes.astype(np.float64)
-    # the pages of large blocks may be untouched; small blocks share theirs
+    # The program may not have touched all pages of a large block. Small blocks share pages, which are in memory.
     large = np.flatnonzero(nbytes >= _LARGE_BYTES)
     large = large[np.argsort(samples[large, 0])]
     resident[large] = in_memory(np.stack([samples[large, 0], samples[large, 0] + nbytes[large]], axis=1))
@@ -278,17 +288,19 @@ def bytes_by_library(
         if name:
             found[name] = found.get(name, 0.0) + estimate
     lost = int(_library().memwatch_malloc_lost())
-    note = f"{lost} samples of malloc found no room, so less memory has the name of a library" if lost else ""
+    note = (
+        f"memwatch had no room for {lost} samples of malloc, so the libraries have too few bytes"
+        if lost
+        else ""
+    )
     return {name: round(estimate) for name, estimate in sorted(found.items())}, note
 
 
-_LARGE_BYTES: Final = 64 << 10
-
-
 def _names(callers: NDArray[np.int64], mappings: Sequence[Mapping]) -> list[str]:
-    """Return the library that asked for each block: the first caller that does not allocate for its own callers.
+    """Return the name of the library that allocated each block.
 
-    It is empty for a library whose blocks have other rows, and for code that no file has.
+    Libraries that allocate for their own callers are skipped: it is the library of the innermost other caller. The name
+    is empty if other rows count the blocks of this library, or if the code of the caller is not in a file.
     """
     import numpy as np
 
@@ -314,9 +326,6 @@ def _names(callers: NDArray[np.int64], mappings: Sequence[Mapping]) -> list[str]
                 break
         names.append(name)
     return names
-
-
-_ALLOCATES_TENSORS: Final = "libc10.so"
 
 
 def _address_of(function: Any) -> int:

@@ -1,4 +1,4 @@
-"""The figures of a job that every view shows: the headline, the rows of ranks, and the spread of each category."""
+"""Figures of a job that the terminal and the page show: the totals, the headline and the spread of each category."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Job(Protocol):
-    """Many processes as users read them; see `Ranks`."""
+    """The properties of `Ranks` that the terminal and the page read. `Ranks` imports both, so they cannot import it."""
 
     @property
     def compared(self) -> list[str]:
@@ -26,7 +26,7 @@ class Job(Protocol):
 
     @property
     def are_ranks(self) -> bool:
-        """Whether these are ranks."""
+        """Whether the compared processes are ranks of a job."""
 
     @property
     def ranks(self) -> pd.DataFrame:
@@ -34,19 +34,19 @@ class Job(Protocol):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """Peaks of steps."""
+        """The peak of every step in every process."""
 
     @property
     def categories(self) -> pd.DataFrame:
-        """Bytes at the peaks by category."""
+        """The bytes at the peak of each process, with a column for each category."""
 
     @property
     def sites(self) -> pd.DataFrame:
-        """The storages that were alive at the peaks."""
+        """The largest groups of storages that were alive at the peaks."""
 
     @property
     def differences(self) -> pd.DataFrame:
-        """The sites of which some ranks have more than others."""
+        """The sites with more bytes at the peak of one rank than at the peak of another."""
 
     @property
     def notes(self) -> Sequence[tuple[str, str]]:
@@ -54,39 +54,39 @@ class Job(Protocol):
 
     @property
     def worst(self) -> str:
-        """The process with the highest peak."""
+        """The compared process with the highest peak; empty if no process has figures."""
 
     @property
     def worst_path(self) -> str:
-        """Its capture, empty where there is none."""
+        """The path of the capture of `worst`; empty if it has no file."""
 
     @property
     def worst_reading(self) -> Reading | None:
-        """The recording of that process, None where its tables cannot be read."""
+        """The recording of `worst`; None if its tables cannot be read."""
 
     @property
     def peak_bytes(self) -> int:
-        """Its peak."""
+        """The peak of `worst`, bytes."""
 
     @property
     def imbalance_ratio(self) -> float:
-        """How far its peak is above the mean."""
+        """The highest peak divided by the mean of the peaks, minus 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The headline; sizes in bytes.
+    """The peaks of a job in a few numbers, sizes in bytes.
 
     Attributes:
-        processes: number of known processes.
+        processes: number of known processes, also of those that are not compared.
         compared: number of compared processes.
-        are_ranks: whether these are ranks.
-        device: the kind of device of the figures.
-        worst: the process with the highest peak.
-        highest_bytes: its peak.
-        lowest_bytes: the lowest peak.
-        mean_bytes: the mean of the peaks.
-        imbalance_ratio: the highest peak above the mean, as a ratio of the mean.
+        are_ranks: whether the compared processes are ranks.
+        device: the kind of device that the figures are about, such as `cuda`; empty without compared processes.
+        worst: the compared process with the highest peak.
+        highest_bytes: the peak of `worst`.
+        lowest_bytes: the lowest peak of the compared processes.
+        mean_bytes: the mean of their peaks.
+        imbalance_ratio: the highest peak divided by the mean, minus 1.
     """
 
     processes: int
@@ -101,7 +101,7 @@ class Totals:
 
 
 def totals(ranks: Job) -> Totals:
-    """Return the headline of a job."""
+    """Return the totals of a job."""
     rows = ranks.ranks.loc[ranks.compared]
     peaks = rows["peak_bytes"]
     return Totals(
@@ -119,20 +119,27 @@ def totals(ranks: Job) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class CategorySpread:
-    """The bytes of one category at the peaks of the compared processes."""
+    """The bytes of one category at the peaks of the compared processes.
+
+    Attributes:
+        name: the category.
+        lowest_bytes: the least bytes in any process.
+        mean_bytes: the mean of the processes.
+        highest_bytes: the most bytes in any process.
+        worst_bytes: the bytes in the process with the highest peak.
+        highest_in: the first process with `highest_bytes`; empty if all processes have the same bytes.
+    """
 
     name: str
     lowest_bytes: int
     mean_bytes: int
     highest_bytes: int
     worst_bytes: int
-    """That of the process with the highest peak."""
     highest_in: str
-    """The process with most of it, empty where all have as much."""
 
 
 def category_spreads(ranks: Job) -> list[CategorySpread]:
-    """Return the categories that any compared process has at its peak, in the order of CATEGORIES."""
+    """Return a spread for each category that a compared process has at its peak, in the order of CATEGORIES."""
     if not ranks.compared:
         return []
     table: pd.DataFrame = ranks.categories.loc[ranks.compared]
@@ -151,7 +158,7 @@ def category_spreads(ranks: Job) -> list[CategorySpread]:
 
 
 def headline(ranks: Job) -> str:
-    """Return which process has the highest peak, and what to do about it; "" if nothing is known of any process."""
+    """Return which process has the highest peak, and what to do about it; "" without compared processes."""
     found = totals(ranks)
     if not found.compared:
         return ""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 MOST_ANNOTATIONS: Final = 10
 """GitHub shows this many errors of one step, and drops the others."""
 _MOST_SITES: Final = 3
-"""Sites that an annotation names. Guess: a line makes one or two kinds of tensors."""
+"""Sites that an annotation names. A guess: most lines make one or two kinds of tensors."""
+_WITHOUT_FILE: Final = "<"
+"""How Python begins the name of code that it reads from no file: `<string>`, `<stdin>`."""
 _NOT_IN_CODE_SPAN: Final = re.compile(r"[`|\\]")
 
 
@@ -54,15 +56,16 @@ def markdown(compared: Comparison, *, rows: int, root: Path, allowed_ratio: floa
         lines.append(f"| {' | '.join(cells)} |")
     rest = changed["delta_bytes"].iloc[rows:]
     if len(rest):
-        lines += ["", f"{len(rest):,} more sites: {_signed(rest.sum())}"]
+        sites = "1 more site" if len(rest) == 1 else f"{len(rest):,} more sites"
+        lines += ["", f"{sites}: {_signed(rest.sum())}"]
     return "\n".join([*lines, ""])
 
 
 def error_annotations(compared: Comparison, *, root: Path, allowed_ratio: float | None = None) -> list[str]:
     """Return a workflow command for each line that grew, the largest growth first.
 
-    The list is empty if the peak grew by no more than the user allows. GitHub shows lines of the repository only, so
-    a line of another file has no annotation.
+    The list is empty if the peak grew by no more than the user allows. GitHub shows only lines of files in the
+    repository. So lines of other files, and of code without a file such as `<string>`, get no annotation.
     """
     if compared.growth_ratio <= (allowed_ratio or 0.0):
         return []
@@ -70,7 +73,7 @@ def error_annotations(compared: Comparison, *, root: Path, allowed_ratio: float 
     sites = compared.sites["delta_bytes"]
     for (category, module, name), delta in zip(sites.index.tolist(), sites.tolist(), strict=True):
         place = _place(compared.new_lines.get((category, module, name), ""), root)
-        if place is not None and not os.path.isabs(place[0]):
+        if place is not None and not os.path.isabs(place[0]) and not place[0].startswith(_WITHOUT_FILE):
             by_place[place].append((delta, f"{category}, {short_site(name)}"))
     grown = {place: sum(delta for delta, _ in parts) for place, parts in by_place.items()}
     largest = sorted((place for place in grown if grown[place] > 0), key=lambda place: -grown[place])
@@ -107,30 +110,35 @@ def _annotation(
 
 
 def _place(line: str, root: Path) -> tuple[str, int] | None:
-    """Return the file of a line, relative to the repository, and the line's number, or None if the line is unknown."""
+    """Return the file and the number of a `file:line`; None if the line is unknown.
+
+    A file in the repository is relative to it.
+    """
     file, _, number = line.rpartition(":")
     if not file or not number.isdecimal():
         return None
+    if file.startswith(_WITHOUT_FILE):
+        return file, int(number)
     path = os.path.realpath(file)
     within = os.path.relpath(path, os.path.realpath(root))
     return (within if not within.startswith(os.pardir + os.sep) else path), int(number)
 
 
 def _data(text: str) -> str:
-    """Return text as the message of a workflow command."""
+    """Escape text for the message of a workflow command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    """Return text as a value before the message of a workflow command."""
+    """Escape text for a property of a workflow command, such as `title`."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _code(text: str) -> str:
-    """Return text as code in a cell of a table, so that nothing in it is markup, a mention or the end of the cell.
+    """Return text as code for a cell of a table, so that GitHub ignores markup, mentions and `|` in it.
 
-    A code span has no escapes, and readers differ in how they treat a backslash before `|`. Text with such
-    characters is an HTML element with the characters as numbers.
+    Programs differ in how they read an escaped backtick, `|` or backslash in a code span of Markdown. Text with one of
+    these characters becomes an HTML element, and its special characters become character references.
     """
     shown = visible(text).strip()
     if not shown:

@@ -1,4 +1,7 @@
-"""The peak as an indented tree, category over module over line: plain text that needs no terminal."""
+"""The peak as an indented tree: by default the categories, below each its modules, and below these their lines.
+
+The text can be redirected to a file.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,14 @@ LEVELS: Final = ("category", "module", "line")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A group of storages: its name, its bytes, and the groups it splits into, largest first."""
+    """A group of storages.
+
+    Attributes:
+        name: the common value of the group, such as a category.
+        nbytes: its bytes.
+        count: its storages.
+        children: the groups into which the next column splits it, largest first.
+    """
 
     name: str
     nbytes: int
@@ -34,7 +44,7 @@ class Node:
     children: tuple[Node, ...]
 
     def leaves(self, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
-        """Yield each leaf, with the names on the way from the root to it."""
+        """Yield each leaf with the names from the root to the leaf."""
         path = (*above, self.name)
         if not self.children:
             yield path, self
@@ -43,15 +53,15 @@ class Node:
 
 
 def peak_tree(rows: pd.DataFrame, levels: Sequence[str] = LEVELS, name: str = "peak") -> Node:
-    """Return storages grouped into a tree.
+    """Group storages into a tree.
 
     Args:
-        rows: storages, in the columns of `Reading.at_peak`.
+        rows: storages, with the columns of `Reading.at_peak`.
         levels: columns to split by, from the root down.
         name: name of the root.
 
     Returns:
-        The root; at each level the bytes of the children add up to their parent's.
+        The root. The bytes of the children of a node add up to the bytes of the node.
     """
     children: tuple[Node, ...] = ()
     if levels and len(rows):
@@ -78,7 +88,7 @@ def tree(
         reading: a profile.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal.
-        rows: most children of a node that are shown; the rest is one line.
+        rows: most children of a node that are shown; the others share one line.
         levels: columns of `at_peak` to split by.
 
     Returns:

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Measurement:
-    """Profiles a block. Only one profile can be open, so it pauses while the block has a profile of its own.
+    """Profiles a block. Only one profile can be open at a time, so the measurement pauses while the block profiles.
 
     Args:
-        holders: whether to search for holders.
+        holders: whether the profiles search for holders.
 
     Attributes:
-        readings: the finished profiles, including those that the block opened itself.
-        own: number of profiles that the block opened itself.
+        readings: the finished profiles in their order: of the measurement, and of the block itself.
+        own: number of finished profiles of the block itself. A profile that it entered twice counts twice.
     """
 
     def __init__(self, *, holders: bool = False) -> None:
-        self.readings: list[Profile] = []
+        self.readings: list[Reading] = []
         self._holders = holders
         self.own = 0
         self._open: Profile | None = None
@@ -66,7 +66,7 @@ class Measurement:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause for entering a profile of the block; resume if entering it fails."""
+        """Pause the measurement, because the block enters a profile. Resume if the profile cannot be entered."""
         paused = self._pause()
         try:
             yield
@@ -74,6 +74,12 @@ class Measurement:
             if paused:
                 self._resume()
             raise
+
+    def keep(self, profile: Profile) -> None:
+        """Keep the figures of a profile that the block enters again: its next recording replaces this one."""
+        from memwatch.reading import Reading
+
+        self.readings = [Reading(each.capture) if each is profile else each for each in self.readings]
 
     def left(self, profile: Profile) -> None:
         """Count a profile of the block that has just ended, and resume."""
@@ -83,23 +89,26 @@ class Measurement:
 
     @property
     def device(self) -> str:
-        """The device that the figures of the test are about: the accelerator if the block used one, else `cpu`."""
+        """The device that the figures are about: `cpu`, or the accelerator with the highest peak if one was used."""
         return max(self.readings, key=lambda reading: (reading.device != "cpu", reading.peak_bytes)).device
 
     @property
     def highest(self) -> Reading:
-        """The reading of that device with the highest peak."""
+        """The reading with the highest peak on `device`."""
         device = self.device
         there = (reading.on(device) for reading in self.readings if device in reading.devices)
         return max(there, key=lambda reading: reading.peak_bytes)
 
     @property
     def baseline_bytes(self) -> int:
-        """The bytes that were alive on that device before the block."""
+        """The bytes that were alive on `device` before the block."""
         return _sizes(self.readings[0], self.device)[0]
 
     def peak_increase_bytes(self, device: str | None = None) -> int:
-        """Return the most bytes that the block added on a device; of `"cuda"` that CUDA device which got most."""
+        """Return the most bytes that the block added on a device, by default on `device`.
+
+        For `"cuda"`, return the figure of the CUDA device to which the block added most.
+        """
         if device is None:
             return self._increase_bytes(self.device)
         known = {name for reading in self.readings for name in reading.devices}
@@ -113,7 +122,10 @@ class Measurement:
 
 
 def _most_at_once(storages: pd.DataFrame) -> pd.DataFrame:
-    """Return what the block made and had, when that was most: what was there at entry may be freed before."""
+    """Return the block's own storages that were alive when their sum was highest.
+
+    This moment can differ from the peak's, because the block may free older storages before it.
+    """
     made = storages[storages["counted"] & (storages["birth_event"] >= 0)]
     freed = made[made["death_event"] >= 0]
     born, died = made.set_index("birth_event")["nbytes"], freed.set_index("death_event")["nbytes"]
@@ -125,7 +137,11 @@ def _most_at_once(storages: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pause_for_own_profiles(measurement: Measurement) -> Callable[[], None]:
-    """Patch `Profile` so that the measurement pauses while the block has its own; return what undoes it."""
+    """Patch `Profile` so that the measurement pauses while a profile of the block is open.
+
+    Returns:
+        A function that undoes the patch.
+    """
     from memwatch.profile import Profile
 
     enter, leave = Profile.__enter__, Profile.__exit__
@@ -133,8 +149,9 @@ def _pause_for_own_profiles(measurement: Measurement) -> Callable[[], None]:
 
     @functools.wraps(enter)
     def entering(self: Profile) -> Profile:
-        if inside or measurement.owns(self):  # profiles nested in the block: memwatch refuses them itself
+        if inside or measurement.owns(self):  # inside a profile of the block, memwatch refuses another one
             return enter(self)
+        measurement.keep(self)
         with measurement.paused():
             entered = enter(self)
         inside.append(self)
@@ -155,7 +172,7 @@ def _pause_for_own_profiles(measurement: Measurement) -> Callable[[], None]:
 
 
 def _sizes(reading: Reading, device: str) -> tuple[int, int]:
-    """Return the bytes alive on a device at entry, and the most that the block allocated there and had at once."""
+    """Return the bytes that were alive on a device at entry, and the peak increase there."""
     if device not in reading.devices:
         return 0, 0
     there = reading.on(device)
@@ -167,8 +184,8 @@ def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[st
 
     Args:
         measurement: the finished measurement.
-        top: how many allocations to list; 0 for all.
-        stack_depth: frames to list for each.
+        top: how many lines of code to list; 0 for all.
+        stack_depth: frames to list for each line.
     """
     reading = measurement.highest
     return {
@@ -187,7 +204,13 @@ def _allocations(reading: Reading, device: str) -> int:
 
 
 def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[str, Any]]:
-    """Return the lines that made what was alive when the block had allocated most, largest first."""
+    """Return the lines that made the storages of `_most_at_once`, largest first; the op and stack of the first each.
+
+    Args:
+        reading: the profile.
+        top: how many lines to return; 0 for all.
+        stack_depth: frames to return for each line.
+    """
     from memwatch.words.places import place
 
     rows: list[dict[str, Any]] = []

@@ -91,6 +91,34 @@ def scaled(x, by):
     return x * by
 
 
+BY_KEY = {}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("a", "b"),
+        ("it's one", "it's another"),
+        ("a" * 80, "b" * 80),
+        (1, -1),
+        (0.5, 1e-9),
+        ("it's one", "another"),
+    ],
+)
+def test_all_values_of_a_dictionary_with_numbers_or_texts_as_keys_are_one_leak(keys):
+    def program():
+        for key in keys:
+            BY_KEY[key] = torch.ones(100)
+
+    try:
+        with pytest.raises(TensorLeakError) as caught, check_leaks():
+            program()
+        [leak] = caught.value.leaks
+        assert leak.count == len(keys)
+    finally:
+        BY_KEY.clear()
+
+
 def test_the_argument_and_the_result_of_one_cache_are_one_cause():
     """One `cache_clear()` drops both."""
 

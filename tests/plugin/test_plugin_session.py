@@ -271,6 +271,10 @@ OWN_PROFILES = """
     def test_refused():
         with pytest.raises(memwatch.MemwatchError), profile(intercept="magic"): pass
         torch.ones(75)
+    def test_entered_again():
+        prof = profile()
+        for number in (60, 10):
+            with prof: torch.ones(number)
     def test_nested():
         with profile(), pytest.raises(memwatch.MemwatchError, match="already open"), profile(): pass
     """
@@ -290,6 +294,7 @@ def test_the_measurement_steps_aside_for_profiles_of_the_body(session, results):
         "test_fixture": 200,
         "test_error_inside": 100,
         "test_refused": 300,
+        "test_entered_again": 240,
         "test_nested": 0,
     }
     assert own == {
@@ -298,6 +303,7 @@ def test_the_measurement_steps_aside_for_profiles_of_the_body(session, results):
         "test_fixture": 1,
         "test_error_inside": 1,
         "test_refused": 0,
+        "test_entered_again": 2,
         "test_nested": 1,
     }
     result = session(OWN_PROFILES, "--memwatch")
@@ -307,9 +313,9 @@ def test_the_measurement_steps_aside_for_profiles_of_the_body(session, results):
 @pytest.mark.whole
 def test_without_a_measurement_own_profiles_are_let_alone(session):
     """Without --memwatch nothing is measured. With it, no trace of the pauses stays behind."""
-    session(OWN_PROFILES).assert_outcomes(passed=6)
-    session(OWN_PROFILES, "--memwatch").assert_outcomes(passed=6)
-    session(OWN_PROFILES, "--memwatch-leaks=all").assert_outcomes(passed=6)
+    session(OWN_PROFILES).assert_outcomes(passed=7)
+    session(OWN_PROFILES, "--memwatch").assert_outcomes(passed=7)
+    session(OWN_PROFILES, "--memwatch-leaks=all").assert_outcomes(passed=7)
 
 
 @pytest.mark.parametrize(

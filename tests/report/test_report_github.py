@@ -98,6 +98,7 @@ def test_rows_limit_the_table_and_the_rest_is_summed(tmp_path):
     text = markdown(compared, rows=3, root=tmp_path)
     assert len(table_of(text)) == 4
     assert text.endswith("\n2 more sites: +20 B\n")
+    assert markdown(compared, rows=4, root=tmp_path).endswith("\n1 more site: +10 B\n")
 
 
 def test_an_annotation_stands_at_each_line_that_grew(tmp_path):
@@ -114,6 +115,19 @@ def test_an_annotation_stands_at_each_line_that_grew(tmp_path):
     properties, message = parsed(command)
     assert properties == {"file": "a,b: 5%.py", "line": "7", "title": "+1.50 KiB at the memory peak"}
     assert "+1.00 KiB activation, x in f (a.py); +512 B temporary, y" in message
+
+
+def test_code_without_a_file_has_a_row_and_no_annotation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compared = comparison(
+        ("activation", "m", "x", "<string>:3", 0, 1024), ("activation", "m", "y", "a.py:3", 0, 8)
+    )
+    (command,) = error_annotations(compared, root=tmp_path)
+    assert parsed(command)[0]["file"] == "a.py"
+    assert [row[-1] for row in table_of(markdown(compared, rows=9, root=tmp_path))[1:]] == [
+        "<string>:3",
+        "a.py:3",
+    ]
 
 
 def test_a_name_with_line_breaks_stays_one_command(tmp_path):

@@ -506,15 +506,39 @@ def main():
 """
 
 
+def _main_of(text):
+    space = {"torch": torch, "nn": nn, "functional": functional, "memwatch": memwatch}
+    exec(text, space)
+    gc.collect()
+    return space["main"]()
+
+
+_TYPES = ["float32", "float64", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", _TYPES)
+def test_the_memory_of_a_loss_with_an_odd_number_of_values_per_sample_scales_with_the_batch(dtype):
+    """`mse_loss` allocates memory for each value of its input, and leaves one number in it."""
+    text = _OF_MICRO_BATCHES.replace(
+        "nn.Linear(256, 64)) for _ in range(3)", "nn.Linear(256, 2047)) for _ in range(1)"
+    )
+    text = text.replace("torch.zeros(512, 64)", "torch.zeros(512, 2047)")
+    text = text.replace("model = ", f"torch.set_default_dtype(torch.{dtype}); model = ")
+    text = text.replace(".detach().numpy()", ".detach().float().numpy()")
+    before = torch.get_default_dtype()
+    try:
+        way = next(_of_kind(_main_of(text)[0], "micro_batches").itertuples())
+        text = text.replace("    # here\n", textwrap.indent(way.lines, "    "))
+        whole, parts = "loss_of(inputs, targets).backward()", "backward_in_parts(loss_of, inputs, targets)"
+        changed, _ = _main_of(text.replace(f"            {whole}\n", f"            {parts}\n"))
+    finally:
+        torch.set_default_dtype(before)
+    assert changed.peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+
+
 def test_pasted_lines_of_micro_batches_give_the_promised_peak_and_the_same_training():
     """You paste them as they are, and change the one line that their comment names."""
-
-    def run(text):
-        space = {"torch": torch, "nn": nn, "functional": functional, "memwatch": memwatch}
-        exec(text, space)
-        gc.collect()
-        return space["main"]()
-
+    run = _main_of
     prof, plain = run(_OF_MICRO_BATCHES)
     found = _of_kind(prof, "micro_batches")
     assert len(found)

@@ -1,22 +1,23 @@
-"""Estimate micro-batches: the forward and the backward run for one part of the batch at a time; gradients add up.
+"""Estimate the peak with micro-batches: forward and backward run for one part of the batch at a time.
 
-With n parts, a recording changes at three places:
+With n parts, the live bytes differ from the recording in four respects:
 
-1. Tensors with a row for each sample of the batch have one n-th of their bytes. The batch itself stays whole.
-2. The gradients that the first part has made stay alive during all later parts.
+1. A tensor with a row for each sample has one n-th of its bytes. The batch itself stays whole.
+2. The gradients from the first part stay alive during all later parts.
 3. The backward of each later part makes a new tensor for each gradient, and adds it to the gradient that is alive.
+4. The code of this change calls a function for the forward. A result that only a variable of the step keeps, such as
+   the logits, dies when this function returns, unless autograd saved it.
 
-`micro_batches` takes the first dimension of the model's inputs for the batch. The inputs of the first call must agree
-in it; inputs of later calls may be a multiple of it. Then it follows the ops: the result of an op has a row for each
-sample if an argument has, and if one of its first two dimensions is a multiple of the batch. It has such rows too if it
-has the values of an argument in another order. The gradient of a parameter has no such rows.
+The batch size is the first dimension of the model's inputs. It must be the same for all inputs of the first call. For
+inputs of later calls it may be a multiple.
 
-The lines of the way have the forward in a function. So a result that only a variable of the step keeps, such as the
-logits, dies when this function returns, unless autograd saved it.
+`micro_batches` follows the batch through the ops. The result of an op has a row for each sample if an argument has one,
+and if one of the first two dimensions of the result is a multiple of the batch size. It also has one if it has the
+values of such an argument in another order. The gradient of a parameter has none.
 
-If parts of the batch would give other results than the whole, `micro_batches` returns nothing (`independence.py`). It
-also returns nothing if the lines have no place: if the step makes the later inputs of a model from its results, as a
-rollout does, or runs several backwards through one forward.
+`micro_batches` returns nothing if the parts of a batch train differently from the whole batch (`independence.py`). It
+also returns nothing if the code of this change does not fit the step. That is so if a later call of the model gets only
+results of earlier calls, as in a rollout, or if several backwards run through one forward.
 """
 
 from __future__ import annotations
@@ -58,15 +59,16 @@ if TYPE_CHECKING:
 
 _GRADIENT, _INPUT = ROLES.index("gradient"), ROLES.index("input")
 _WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
-_LARGEST_NUMBER_BYTES: Final = 8
-"""Bytes of a float64. `_follow` assumes this type: memory of smaller numbers then counts as a multiple of the batch
-wherever it has a value for each sample."""
+_SMALLEST_NUMBER_BYTES: Final = 2
+"""Bytes of a bfloat16 number, the smallest type of a loss. Memory for larger numbers has room for a multiple of as many
+bfloat16 numbers. A single number of 4 to 16 bytes may look like a batch of 2, 4 or 8, which is wrong by its bytes."""
 _MOST_PARTS: Final = 8
-"""A guess."""
+"""The largest number of parts that is tried. A guess."""
 _LITTLE_RATIO: Final = 0.01
-"""A share of the peak increase. Workspace below it is ignored: a simulated peak may be wrong by 2 % anyway."""
+"""Workspace of an op below this share of the peak increase is ignored. `tests/ways` allow an error of 2 %, and this
+stays below it. A guess."""
 _CANDIDATES: Final = 2
-"""Numbers of parts that are offered: a way for each would fill the list. A guess."""
+"""Numbers of parts that memwatch offers, such as 2 and 4, so that they do not fill the list of ways. A guess."""
 
 
 class Pass(NamedTuple):
@@ -91,11 +93,11 @@ class MicroBatches(NamedTuple):
     Attributes:
         parts: the number of parts.
         bytes: the effect on the live bytes.
-        is_exact: whether kernels have little workspace, and the model is called with whole batches. memwatch assumes
-            that workspace scales with the batch, and that the program divides each part as it divides the batch. That
-            is not always so.
-        counts_targets: whether the loss is a cross entropy that may ignore some targets. Then each part counts by its
-            other targets.
+        is_exact: True if kernels have little workspace and the program does not divide the batch itself. Otherwise the
+            peak is an estimate. It assumes that workspace scales with the batch, and that the program divides each part
+            as it divides the batch.
+        counts_targets: True if the loss is a cross entropy, which may ignore some targets. Then the code weights each
+            part by the number of its targets that are not ignored.
     """
 
     parts: int
@@ -105,12 +107,12 @@ class MicroBatches(NamedTuple):
 
 
 def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> list[MicroBatches]:
-    """Return the changes for some numbers of parts. The list is empty if the batch is unknown or two optimizers step.
+    """Return the change of the live bytes for some numbers of parts. The list is empty if the step cannot use them.
 
     Args:
-        facts: what the capture shows.
-        saved: what autograd saved.
-        timeline: its ops and events.
+        facts: the facts of the capture.
+        saved: the tensors that autograd saved.
+        timeline: relates ops to events of the live curve.
         window: the ops that are simulated.
     """
     roles = facts.capture.tables["roles"]
@@ -133,7 +135,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
     if len(batches) != 1 or not passes:
         return []
     if runs_nodes_again(facts, passes[0].start_op, passes[-1].end_op):
-        return []  # the lines replace one call of backward()
+        return []  # the code of this change replaces one call of backward()
     batch = batches.pop()
     followed = _follow(
         facts, window, batch, {each for each, size in sizes.items() if size == [batch]}, passes
@@ -141,7 +143,8 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
     if followed is None:
         return []
     rows, derived = followed.rows, followed.derived
-    # the outermost module may be called with other batches later, and the module of the loss is called with results
+    # Later calls may have inputs that no op made from the batch. Their sizes must be multiples of it. The other inputs
+    # of later calls are results, such as the logits that the module of the loss gets.
     if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
         return []
     is_exact = not _has_large_workspace(facts, rows) and not _divides_the_batch_itself(facts, passes)
@@ -151,7 +154,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
     return [
         MicroBatches(
             parts,
-            # a part of what a variable kept is gone too
+            # The first term removes all parts but one of each tensor, the second the last part of dead results.
             ChangedBytes(whole * (parts - 1) // parts + of_dead // parts - kept),
             is_exact,
             followed.counts_targets,
@@ -161,7 +164,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
 
 
 def left_out(facts: Facts) -> str:
-    """Return why a batch is not split: a sentence about state that the model changes; "" if there is none."""
+    """Return a sentence about the state of the model that forbids micro-batches; "" if there is none."""
     if not facts.capture.rows("unpacks") or not (facts.capture.tables["roles"]["role"] == _INPUT).any():
         return ""
     state = state_of_forward(facts, changed_attributes(facts))
@@ -169,7 +172,7 @@ def left_out(facts: Facts) -> str:
 
 
 def _has_large_workspace(facts: Facts, rows: IntArray) -> bool:
-    """Return True if the kernels of an op have much workspace, all of it together."""
+    """Return True if the workspace of one op, added up, is more than `_LITTLE_RATIO` of the peak increase."""
     allocations = facts.allocations
     workspace = rows[allocations.storage[rows] == NONE]
     _, op = np.unique(allocations.op[workspace], return_inverse=True)
@@ -180,8 +183,8 @@ def _has_large_workspace(facts: Facts, rows: IntArray) -> bool:
 def _divides_the_batch_itself(facts: Facts, passes: list[Pass]) -> bool:
     """Return True if the program calls its model for one chunk of a tensor at a time.
 
-    The parts of a batch need not have a whole number of such chunks. A storage is noted as an input once, so a call
-    for a later chunk has no new input.
+    A part of the batch may then have no whole number of chunks. The recording has each storage as an input once, so a
+    call for a later chunk of the same storage has no input in it.
     """
     calls, roles = facts.capture.tables["calls"], facts.capture.tables["roles"]
     in_backward = np.isin(facts.capture.tables["ops"]["phase"], IN_BACKWARD)
@@ -191,7 +194,7 @@ def _divides_the_batch_itself(facts: Facts, passes: list[Pass]) -> bool:
         zip(calls["start_op"][is_outermost].tolist(), calls["module"][is_outermost].tolist(), strict=True)
     )
     for each in passes:
-        known: dict[int, int] = {}  # the last call of each module
+        known: dict[int, int] = {}  # by module, the first op of its last call with an input
         for op, module in sorted(called):
             if not each.start_op <= op < each.end_op:
                 continue
@@ -205,10 +208,11 @@ def _divides_the_batch_itself(facts: Facts, passes: list[Pass]) -> bool:
 def _bytes_dead_after_forward(
     facts: Facts, saved: SavedTensors, timeline: Timeline, rows: IntArray, passes: list[Pass]
 ) -> IntArray:
-    """Return, per event, the bytes of results of the forward that only variables of the step's function still keep.
+    """Return for each event the bytes of forward results that only variables of the step still keep.
 
-    Code that reads them after the backward has begun needs them outside of the function. So does code that keeps them
-    for longer than the next step.
+    Such a result becomes a local variable of the function in the code of this change. Two kinds of results are not
+    counted, because they must leave the function. An op outside the backward reads the first kind after the backward
+    has begun. The second kind lives longer than the next step.
     """
     allocations, ops, uses = facts.allocations, facts.capture.tables["ops"], facts.capture.tables["uses"]
     count = len(ops["op"])
@@ -261,7 +265,7 @@ def _passes(facts: Facts, timeline: Timeline, window: range) -> list[Pass]:
 
 
 def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> IntArray:
-    """Return, per event, the bytes of gradients that are alive with micro-batches and were not in the recording."""
+    """Return for each event how many more bytes of gradients are alive with micro-batches than in the recording."""
     allocations = facts.allocations
     storages, parameters = gradients_of_parameters(facts)
     parameter_of = dict(zip(storages.tolist(), parameters.tolist(), strict=True))
@@ -277,7 +281,7 @@ def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> Int
     kept = np.zeros(last, dtype=np.int64)
     for start, end, *_ in passes:
         alive = (birth < end) & (death > start)
-        largest: dict[int, int] = {}  # the gradient of each parameter
+        largest: dict[int, int] = {}  # by parameter, the bytes of its largest gradient
         for storage, size in zip(
             allocations.storage[rows[alive]].tolist(), nbytes[alive].tolist(), strict=True
         ):
@@ -295,7 +299,7 @@ def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> Int
 def _last_additions(facts: Facts, gradients: IntArray, made_by: IntArray) -> IntArray:
     """Return the last op that adds to each gradient in the backward that made it.
 
-    The gradient of a weight that a forward uses several times is a sum of several products.
+    If a forward uses a weight several times, its gradient is a sum, to which several ops add.
     """
     ops, uses = facts.capture.tables["ops"], facts.capture.tables["uses"]
     others = np.cumsum(~np.isin(ops["phase"], IN_BACKWARD))
@@ -310,12 +314,12 @@ def _last_additions(facts: Facts, gradients: IntArray, made_by: IntArray) -> Int
 
 
 class _Followed(NamedTuple):
-    """The ops of a window, as far as they read the batch.
+    """The memory that the ops of a window make from the batch.
 
     Attributes:
-        rows: the allocations that scale with the batch.
-        derived: all storages that ops made from the batch.
-        counts_targets: whether an op is a cross entropy that may ignore some targets.
+        rows: the allocations that scale with the batch, as rows of `facts.allocations`.
+        derived: the storages of the batch, and all storages that ops made from it.
+        counts_targets: True if one of the ops is a cross entropy, which may ignore some targets.
     """
 
     rows: IntArray
@@ -328,15 +332,16 @@ def _follow(
 ) -> _Followed | None:
     """Follow the batch through the ops of a window.
 
-    Return None if the loss is no mean over independent samples: the parts of a batch would give other results. Return
-    None too if a step makes all inputs of a later call of its model from the results of earlier calls.
-
     Args:
-        facts: what the capture shows.
+        facts: the facts of the capture.
         window: the ops to follow.
         batch: the number of samples.
         inputs: the storages of the batch.
         passes: the passes of the window.
+
+    Returns:
+        The memory. None if the loss must be computed from the whole batch, because it is not a mean over independent
+        samples. Also None if a later call of a model gets only results of earlier calls.
     """
     found: list[int] = []
     uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
@@ -352,8 +357,10 @@ def _follow(
     results_of_models, carried = _ResultsOfModels(facts), CarriedResults(facts, lasting)
     starts = {each.start_op for each in passes}
     derived = set(inputs)
-    rearranged: set[tuple[int, ...]] = set()  # sizes with the batch behind other dimensions
-    data: set[int] = set()  # made in the window from no parameter, such as targets: they have no gradient
+    rearranged: set[tuple[int, ...]] = set()  # sizes whose batch dimension is not among the first two
+    data: set[int] = (
+        set()
+    )  # made from neither the batch nor parameters, such as targets: they get no gradient
     for op in window:
         if phase[op] == OPTIMIZER:
             continue
@@ -373,7 +380,10 @@ def _follow(
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
-        if phase[op] in (FORWARD, RECOMPUTE):  # a reentrant checkpoint makes the nodes as it computes again
+        if phase[op] in (
+            FORWARD,
+            RECOMPUTE,
+        ):  # with a reentrant checkpoint, only the recomputation makes nodes
             base = base_names[int(ops["name"][op])]
             if mixes_samples(
                 base,
@@ -390,19 +400,19 @@ def _follow(
                 and phase[op + 1] == BACKWARD
                 and means.is_sum(given[0])
             ):
-                return None  # the backward of a loss begins with its gradient, which is one
+                return None  # its backward begins here, so the loss itself is a sum
             if means.has_mixed(op, base, given, [*results, *written], derived) or weighs_classes(base, given):
                 return None
             counts_targets |= is_cross_entropy(base)
-        # results that an op computes from the batch, and memory that it writes with them, belong to the batch
+        # Results that an op computes from the batch depend on it. So does memory that the op writes to.
         derived.update(results)
         derived.update(written)
         others: list[list[int]] = []
-        if maker[op] != NONE:  # an op of backward: the sizes of the parameters that its forward op read
+        if maker[op] != NONE:  # an op of a backward: get the sizes of the parameters that its forward op read
             read = uses_by_op.within(int(maker[op]), int(maker[op]) + 1)
             read = storage[read[access[read] != _OUTPUT]]
             weights = [each for each in read.tolist() if each not in derived and each not in data]
-            # a product that reads a weight gives the gradient of the other factor, which may have the same shape
+            # A product that reads a weight is the gradient of the other factor. This may have the shape of the weight.
             if base_names[int(ops["name"][op])] not in MATRIX_PRODUCTS or not set(weights) & set(given):
                 others = [sorted(dimensions(each)) for each in weights]
         for row in made_by.within(op, op + 1).tolist():
@@ -414,7 +424,7 @@ def _follow(
                 continue
             its = dimensions(number)
             if sorted(its) in others:
-                continue  # a gradient has the shape of its tensor, or that of its transpose
+                continue  # a gradient of a parameter: it has the sizes of the parameter, or these transposed
             if _has_batch_further_on(its, map(dimensions, derived.intersection(given)), batch):
                 rearranged.add(tuple(its))
             if tuple(its) in rearranged or _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
@@ -423,15 +433,17 @@ def _follow(
 
 
 class _ResultsOfModels:
-    """The results of the outermost modules in a pass, to notice a rollout: each call has the results of the one before.
+    """Finds rollouts: passes in which a later call of a module has only results of earlier calls as inputs.
 
-    A recurrence also takes a new input in each call, and is no rollout.
+    Each call of a recurrent network also gets a new input, so it is not a rollout.
     """
 
     def __init__(self, facts: Facts) -> None:
         roles = facts.capture.tables["roles"]
         self._module_of_op = facts.capture.tables["ops"]["module"]
-        self._inputs: dict[int, dict[int, list[int]]] = {}  # by the op of the call, and its module
+        self._inputs: dict[
+            int, dict[int, list[int]]
+        ] = {}  # storages by the first op of the call, and by module
         rows = np.flatnonzero(roles["role"] == _INPUT)
         for op, name, storage in zip(
             *(roles[key][rows].tolist() for key in ("op", "name", "storage")), strict=True
@@ -441,12 +453,12 @@ class _ResultsOfModels:
         self._results: set[int] = set()
 
     def forget(self) -> None:
-        """Begin a pass."""
+        """Forget the calls and results of the pass before."""
         self._called.clear()
         self._results.clear()
 
     def are_the_inputs_of_call(self, op: int) -> bool:
-        """Return True if an op begins a call that is not the first of its module and has only results as inputs."""
+        """Return True if an op begins a later call of a module that has only results as inputs."""
         found = False
         for name, storages in self._inputs.get(op, {}).items():
             found |= name in self._called and self._results.issuperset(storages)
@@ -454,15 +466,22 @@ class _ResultsOfModels:
         return found
 
     def take(self, op: int, given: list[int], changed: list[int]) -> None:
-        """Note what an op changes, if a module runs it or if it reads such a result."""
+        """Note the storages that an op changes as results, if a module runs the op or the op reads a result.
+
+        Args:
+            op: its number.
+            given: the storages that it reads.
+            changed: the storages that it makes or writes.
+        """
         if self._module_of_op[op] != NONE or not self._results.isdisjoint(given):
             self._results.update(changed)
 
 
 def _has_batch_further_on(its: list[int], given: Iterable[list[int]], batch: int) -> bool:
-    """Return True if a result has as many values as an argument that has a row for each sample, in another order.
+    """Return True if a result may have the values of an argument with a row for each sample in another order.
 
-    `nn.MultiheadAttention` puts its queries, keys and values before the batch: `[3, time, batch, width]`.
+    It has as many values, and a dimension behind the first two that is a multiple of the batch. For example,
+    `nn.MultiheadAttention` computes queries, keys and values as `[3, time, batch, width]`.
     """
     return any(size and size % batch == 0 for size in its[LEADING:]) and any(
         math.prod(each) == math.prod(its) and _has_row_per_sample(each, 0, batch) for each in given
@@ -471,6 +490,6 @@ def _has_batch_further_on(its: list[int], given: Iterable[list[int]], batch: int
 
 def _has_row_per_sample(dimensions: list[int], nbytes: int, batch: int) -> bool:
     """Return True if a leading dimension of an allocation is a multiple of the batch."""
-    # a loss may be a number in the memory that its kernel took for a value of each sample (mse_loss)
-    values = [] if dimensions else [nbytes // _LARGEST_NUMBER_BYTES]
+    # The kernel of mse_loss allocates memory for a value of each sample. Its result is one number in this memory.
+    values = [] if dimensions else [nbytes // _SMALLEST_NUMBER_BYTES]
     return any(size and size % batch == 0 for size in dimensions[:LEADING] or values)

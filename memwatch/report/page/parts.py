@@ -1,8 +1,9 @@
 """Parts of the page's model: the tree of modules, phases, lines of source, call stacks, and uses of storages.
 
-The source text of the program's own lines is read when the page is written. Only Python files and cells of this
-notebook are read: a capture from elsewhere may name any file of this machine, and none of its secrets must get into a
-page. Files changed since the run are not read, because their lines may have moved.
+memwatch reads the source text of the program's own lines when it writes the page. It reads only Python files, and cells
+of the notebook that writes the page: a capture from another machine may name any file of this one, and the page must
+contain no secret of this machine. memwatch does not read a file that has changed since the run started, because its
+lines may have moved.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ NO_PARENT: Final = -1
 
 
 def module_parents(names: Sequence[str], parents: Sequence[str]) -> list[int]:
-    """Return the row of each module's parent, -1 for roots.
+    """Return the row of each module's parent; -1 for a module without one in the table.
 
     Args:
         names: qualified names, in the order of `Reading.modules`.
-        parents: for each the name of the module that holds it, empty for a root.
+        parents: for each module the name of its parent, empty for a root.
     """
     row_of = {name: row for row, name in enumerate(names)}
     return [row_of.get(parent, NO_PARENT) if parent else NO_PARENT for parent in parents]
 
 
 def pack_phases(reading: Reading, words: Words) -> Block:
-    """Return the first op of each stretch of ops of one phase and step, with both; the last reaches to the end."""
+    """Return the stretches of ops with the same phase and step: the first op, the phase and the step of each.
+
+    A stretch ends before the first op of the next one.
+    """
     ops = reading.part("ops", ["phase", "step"], coded=True)
     phase, step = ops["phase"].astype("category").cat.codes.to_numpy(), ops["step"].to_numpy()
     begins = np.ones(len(ops), dtype=bool)
@@ -54,49 +58,59 @@ def pack_phases(reading: Reading, words: Words) -> Block:
 
 # The program's own lines on the page: those on the call stacks of its storages, and the lines around them.
 #
-# Each line is stored once; stacks and the section of sources look it up by file and number.
+# The page stores each line once. Its stacks and its section of sources look a line up by file and number.
 AROUND: Final = 2
-"""So many lines before and after are shown, too."""
+"""Lines that the page shows before and after each of the program's own lines. A guess."""
 
 MOST_LINES: Final = 5_000
+"""Lines that the page shows with the lines around them; of more, the first by file and number. A guess."""
 
 
 def pack_sources(lines: Iterable[tuple[str, int]], words: Words, code: CodeReader | None) -> Block:
-    """Return the text of these lines and of those around them; empty where sources stay out of the page.
+    """Return the text of some lines and of the lines around them.
 
     Args:
         lines: file and number of each line.
         words: the texts of the page.
-        code: reads sources, None to leave them out.
+        code: reads sources; None to return an empty table.
     """
     wanted = sorted({(file, number) for file, number in lines if number > 0})[:MOST_LINES]
     near = {
         (file, number + by) for file, number in wanted for by in range(-AROUND, AROUND + 1) if number + by > 0
     }
-    told = [] if code is None else [(*each, text) for each in sorted(near) if (text := code.indented(*each))]
-    table = pd.DataFrame(told, columns=["file", "line", "text"], dtype=object)
+    rows = [] if code is None else [(*each, text) for each in sorted(near) if (text := code.indented(*each))]
+    table = pd.DataFrame(rows, columns=["file", "line", "text"], dtype=object)
     return pack_frame(table.astype({"file": TEXT, "line": "int64", "text": TEXT}), words, delta=("line",))
 
 
 _OwnedFrame = tuple[str, int, str, CodeOwner]
-"""File, line, function, and whose code it is."""
+"""File, line, function, and the owner of the code."""
 
 
 class Stacks(TypedDict):
-    """The nodes of the tree (parent and frame), and the innermost node of each stack."""
+    """Call stacks as a tree. A node is a frame below its caller, and a stack is the node of its innermost frame.
+
+    Attributes:
+        parent: for each node the number of its caller's node, -1 for an outermost frame.
+        file: for each node its file.
+        line: for each node its line.
+        function: for each node its function.
+        owner: for each node the number of the `CodeOwner` of its code.
+        stack: the ids of the stacks.
+        node: for each stack its innermost node, -1 for a stack without frames.
+    """
 
     parent: Packed
     file: Packed
     line: Packed
     function: Packed
     owner: Packed
-    """Whose code it is, as a number of `CodeOwner`."""
     stack: Packed
     node: Packed
 
 
 def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Stacks:
-    """Return the stacks with these ids."""
+    """Return the stacks with some ids as a tree. Negative ids mean that the stack is unknown."""
     nodes: dict[tuple[int, _OwnedFrame], int] = {}
     innermost: dict[int, int] = {}
     for stack_id in known(stack_ids):
@@ -117,7 +131,7 @@ def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Sta
 
 
 def own_lines(reading: Reading, stack_ids: Iterable[int]) -> set[tuple[str, int]]:
-    """Return file and number of each line of the program's own code on these stacks, packages' left out."""
+    """Return file and number of each line on some stacks that is code of the program, not of a package."""
     return {
         (file, line)
         for stack_id in known(stack_ids)
@@ -132,39 +146,43 @@ def _frames(reading: Reading, stack_id: int) -> list[_OwnedFrame]:
 
 
 def known(stack_ids: Iterable[int]) -> list[int]:
-    """Return the different ids of known stacks."""
+    """Return each id of a stack once, in order. Negative ids mean that the stack is unknown, and are dropped."""
     return sorted({int(stack_id) for stack_id in stack_ids if stack_id >= 0})
 
 
-# List the ops that used each storage that is alive at the peak, for the chart of a storage's life.
-#
-# For all other storages the page has only the first and the last use.
+# The uses of each storage that is alive at the peak, for the chart of a storage's life. The page has only the first and
+# the last use of all other storages.
 MOST_USES: Final = 100_000
-"""So many uses are packed, those of the largest storages first."""
+"""Uses that the page contains; the largest storages come first. A guess."""
 _OP_BITS: Final = 32
 _OP_MASK: Final = (1 << _OP_BITS) - 1
-"""A use as one number: storage and op, which sort as a pair does."""
+"""A use is one number: the storage in the upper bits and the op in the lower ones, so that uses sort by both."""
 
 
 class Uses(TypedDict):
-    """The ops that used each storage, in order."""
+    """The ops that used each storage.
+
+    Attributes:
+        storage: the storages.
+        count: for each storage the number of ops that used it.
+        op: the ops: first those of the first storage, then those of the second, and so on.
+    """
 
     storage: Packed
     count: Packed
-    """How many ops used it: so many numbers of `op` are its."""
-
     op: Packed
 
 
 def pack_uses(reading: Reading, storages: Sequence[int]) -> Uses:
-    """Return the ops that used these storages, as many as there is room for.
+    """Return the ops that used some storages. The first storages with at most `MOST_USES` uses together are included.
 
     Args:
         reading: the profile.
         storages: numbers of storages, the most important first.
     """
     wanted = np.asarray(storages, dtype=np.int64)
-    # one column after the other: nearly all uses of a long run are of parameters, which are alive at the peak
+    # A long run mostly uses parameters, and these are alive at the peak. So `rows` has nearly all rows of the table.
+    # Read one column at a time, to save memory.
     used = reading.part("uses", ["storage"])["storage"].to_numpy()
     rows = pd.Index(np.flatnonzero(np.isin(used, wanted)))
     del used
@@ -183,10 +201,15 @@ def pack_uses(reading: Reading, storages: Sequence[int]) -> Uses:
 
 
 LINE_CHARACTERS: Final = 200
+"""Characters of a source line that a page shows. A guess."""
 
 
 class CodeReader:
-    """Reads source lines of files that have not changed since the run started."""
+    """Reads the source of files that have not changed since the run started.
+
+    Args:
+        started_s: unix time of the start of the run, seconds.
+    """
 
     def __init__(self, started_s: float) -> None:
         self._started_s = started_s
@@ -208,14 +231,14 @@ class CodeReader:
 
     def _is_trusted(self, file: str) -> bool:
         if file not in self._trusted:
-            # IPython keeps the text of each cell of this session, under a name that changes with the text
+            # IPython gives each text of a cell a name of its own and keeps the text, so it cannot have changed
             self._trusted[file] = bool(cell_name(file)) or self._is_unchanged(file)
         return self._trusted[file]
 
     def _is_unchanged(self, file: str) -> bool:
         try:
             status = os.stat(file)
-        except (OSError, ValueError):  # the file does not exist, or the name is not a path
+        except (OSError, ValueError):  # a missing file, or a name such as "a\0b", which is not a path
             return False
         is_python = file.endswith((".py", ".pyw")) and stat.S_ISREG(status.st_mode)
         if is_python:
