@@ -1,9 +1,9 @@
 """The references of an object, by its type: one table for searches, for names of references and for expressions.
 
 A row of `_SHAPES` has up to three functions for the objects of one class. `links` yields the objects that a bounded
-search visits next. `edge` names a reference of the object as a typed edge. `expressions` writes the step from the object
-to each object in it, as Python code. Names and expressions leave out the objects that CPython puts between a name and
-its value, such as the dictionary of an instance.
+search visits next. `edge` names a reference as a typed edge. `expressions` yields the objects in an object, each with
+its step as Python code. Names and expressions leave out the objects that CPython puts between a name and its
+value, such as the dictionary of an instance.
 
 The snapshot of the whole heap takes the references of Python objects from `gc.get_referents`, which is simpler. That is
 too slow for a search inside the user's program, because gc shows every name, code object and class beside the values.
@@ -113,7 +113,7 @@ _OF_OPTIMIZERS: Final = ("param_groups", "state")
 
 
 def _is_barren(value: Any) -> bool:
-    """Return True for a short plain list or tuple that has only numbers and texts. A program may have millions of them."""
+    """Return True for a short plain list or tuple of only numbers and texts. A program may have millions of them."""
     return (
         id(type(value)) in _ROWS
         and len(value) <= _PROBE_ITEMS
@@ -208,7 +208,7 @@ def _sequence_links(value: Any) -> Iterator[Chain]:
 def _may_hide_arrays(container: Any, iterate: Callable[[Any], Any]) -> bool:
     """Return True if an untracked container may lead to a numpy array, which may use the memory of a tensor.
 
-    gc does not track a dictionary or tuple if all its items are of types that gc does not know, or are untracked tuples.
+    gc does not track a dictionary or tuple if it tracks none of the items. It never tracks numbers, texts and arrays.
     """
     items = copied_items(container, iterate, _PROBE_ITEMS)
     return not _HIDE_ARRAYS.isdisjoint(map(id, map(type, items)))
@@ -406,8 +406,8 @@ def frame_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
 def suspended_edge(chain: Sequence[Any], at: int) -> tuple[Edge | None, int]:
     """Name a reference of a generator or coroutine.
 
-    Up to Python 3.10 the frame stands between the generator and its variables. Since 3.11 it does so only if the program
-    has asked for the frame.
+    Up to Python 3.10 the frame stands between the generator and its variables. Since 3.11 it does so only if the
+    program has asked for the frame.
     """
     generator = chain[at]
     attribute = _FRAMES.get(id(type(generator)), "ag_frame")

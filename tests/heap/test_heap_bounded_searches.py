@@ -359,7 +359,7 @@ def test_rows_of_numbers_do_not_hide_what_lies_among_them():
     ],
 )
 def test_an_array_in_a_container_that_gc_does_not_track_is_found(around):
-    """gc tracks no array. It does not track a tuple or a dictionary that has only arrays and numbers either."""
+    """The collector does not track arrays, nor tuples and dictionaries that have only arrays and numbers."""
     tensor = torch.zeros(3)
     container = around(tensor.numpy())
     gc.collect()
