@@ -1,4 +1,6 @@
-"""Distributed training: the memory of DDP's reducer and FSDP's parameter groups. FSDP is never imported from here.
+"""Distributed training: the memory of DDP's reducer, of FSDP2's parameter groups and of FSDP1's flat parameters.
+
+FSDP is read only if the program has imported it.
 
 | torch | here |
 | --- | --- |
@@ -9,14 +11,15 @@
 | ddp._get_ddp_logging_data() | bucket_sizes(ddp) |
 | group._device_types, group._get_backend(device) | backends_of(ddp) |
 | FSDPParamGroup in sys.modules["torch.distributed.fsdp._fully_shard._fsdp_param_group"] | loaded_parameter_group() |
-| group._all_gather_result, comm_ctx.all_gather_state | all_gather_output(group) |
+| group._all_gather_result | all_gather_output(group) |
 | param.all_gather_outputs, _unsharded_inner_tensors | unsharded(group) |
 | param._unsharded_param.grad, unsharded_accumulated_grad | unsharded_gradients(group) |
 | comm_ctx.reduce_scatter_states, group._all_reduce_state, _partial_reduce_output | reduction_buffers(group) |
 | FlatParamHandle in sys.modules["torch.distributed.fsdp._flat_param"] | loaded_flat_handle() |
 | handle.flat_param, flat_param._fqns | flat_parameter(handle) |
 | flat_param._full_param_padded, _full_prec_full_param_padded | gathered(flat_param) |
-| group._module_fqn, param._param_fqn, param.sharded_param | group_name(group), sharded(group) |
+| group._module_fqn | group_name(group) |
+| param._param_fqn, param._module_info, param.sharded_param | sharded(group) |
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ _ddp: Final = Part("the buckets of DistributedDataParallel look like other memor
 
 
 def _if_there(path: str) -> Any:
-    """Return the object at a path. If torch was built without distributed training, return None and note nothing."""
+    """Return the object at a path, or None if unknown. A torch without distributed training lacks nothing here."""
     return _ddp.take(path, None) if torch.distributed.is_available() else None
 
 
@@ -48,7 +51,7 @@ def _name_if_there(path: str) -> str | None:
 MAKE_REDUCER: Final = _name_if_there("torch.nn.parallel.DistributedDataParallel._ddp_init_helper")
 """The method of DistributedDataParallel that makes the reducer and the first buckets."""
 REBUILD: Final = _name_if_there("torch._C._distributed_c10d.Reducer._rebuild_buckets")
-"""The method of `Reducer` that rebuilds the buckets in the order in which the gradients came."""
+"""The method of `Reducer` that rebuilds the buckets in the order in which backward made the gradients."""
 Reducer: Final[Any] = getattr(sys.modules.get("torch._C._distributed_c10d"), "Reducer", None)
 HAND_OUT: Final = _name_if_there("torch._C._distributed_c10d.GradBucket.buffer")
 """The method of `GradBucket` that gives a communication hook the tensor of a bucket."""
@@ -68,7 +71,7 @@ def bucket_sizes(ddp: Any) -> list[int]:
 
 
 def backends_of(ddp: Any) -> list[Any]:
-    """Return the backends of a DistributedDataParallel's collectives; each kind of device has its own."""
+    """Return the backends that run the collectives of a DistributedDataParallel, one for each kind of device."""
     group: Any = getattr(ddp, "process_group", None)
     found = []
     for device in getattr(group, "_device_types", ()):
@@ -80,11 +83,12 @@ def backends_of(ddp: Any) -> list[Any]:
 _fsdp: Final = Part("the unsharded parameters and buffers of FSDP2 look like other memory")
 _GROUPS: Final = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 UNSHARD, WAIT, REDUCE = "unshard", "wait_for_unshard", "post_backward"
-"""Methods of a parameter group: gather the shards, copy them out, and reduce the gradients."""
+"""Methods of a parameter group: gather the shards, copy them out, and reduce the gradients. The handle of a flat
+parameter has the first one too."""
 
 
 def loaded_parameter_group() -> Any:
-    """Return FSDP2's class of parameter groups if it is imported and has the expected methods, or else None."""
+    """Return FSDP2's class of parameter groups, or None if it is not imported or lacks an expected method."""
     if _GROUPS not in sys.modules:
         return None
     if not _fsdp.asked:
@@ -115,7 +119,7 @@ def sharded(group: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def unsharded(group: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that hold the whole parameters, with their names. Resharding frees their bytes."""
+    """Yield the tensors with the bytes of the whole parameters, and their names. Resharding frees these bytes."""
     for name, parameter in _each(group):
         for key in ("all_gather_outputs", "_unsharded_inner_tensors"):
             for tensor in getattr(parameter, key, ()):
@@ -132,13 +136,16 @@ def unsharded_gradients(group: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def all_gather_output(group: Any) -> Tensor | None:
-    """Return the all-gather buffer of a group while an all-gather is running, else None."""
+    """Return the all-gather buffer of a group until the group has copied the parameters out of it, else None."""
     output = getattr(getattr(group, "_all_gather_result", None), "all_gather_output", None)
     return output if isinstance(output, Tensor) and output.numel() else None
 
 
 def reduction_buffers(group: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers of a group's last gradient reduction, each with its name."""
+    """Yield the buffers of the last gradient reduction, each with its name.
+
+    All groups share the list of reduce-scatter inputs, so call this right after the group has reduced its gradients.
+    """
     states = getattr(getattr(group, "comm_ctx", None), "reduce_scatter_states", ())
     if states and isinstance(tensor := getattr(states[-1], "reduce_scatter_input", None), Tensor):
         yield "reduce-scatter input", tensor
@@ -154,7 +161,10 @@ _HANDLES: Final = "torch.distributed.fsdp._flat_param"
 
 
 def loaded_flat_handle() -> Any:
-    """Return the class of FullyShardedDataParallel's flat parameters if it is imported, or else None."""
+    """Return the class of the handles that gather FullyShardedDataParallel's flat parameters.
+
+    Return None if the class is not imported or lacks the expected method.
+    """
     if _HANDLES not in sys.modules:
         return None
     if not _flat.asked:
@@ -165,13 +175,13 @@ def loaded_flat_handle() -> Any:
 
 
 def flat_parameter(handle: Any) -> tuple[Any, str]:
-    """Return a flat parameter, and the names of the parameters in it."""
+    """Return the flat parameter of a handle, and the names of the parameters in it."""
     flat = getattr(handle, "flat_param", None)
     return flat, ", ".join(getattr(flat, "_fqns", ()))
 
 
 def gathered(flat: Any) -> Iterator[Tensor]:
-    """Yield the tensors that hold the gathered flat parameter."""
+    """Yield the tensors with the bytes of a gathered flat parameter."""
     for key in ("_full_param_padded", "_full_prec_full_param_padded"):
         if isinstance(tensor := getattr(flat, key, None), Tensor):
             yield tensor

@@ -22,32 +22,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """One row per saved tensor, in the order in which they were packed."""
+    """The saved tensors, one row each, in the order of saving.
 
-    storage: IntArray  # -1 if it could not be seen
+    Attributes:
+        storage: its storage, -1 if unknown.
+        nbytes: its bytes.
+        tensor: its dtype and shape.
+        op: the op of a forward or a recomputation whose backward needs it, -1 if unknown.
+        saving_op: the same. For a custom autograd function, which has no op of its own, the last op of its forward.
+        op_name: the name of `op`, or `COMPILED`.
+        module: the module in which it was saved.
+        line: the line that saved it.
+        saved_op: number of ops started before it was saved.
+        used_op: the op before which backward first read it, -1 if never.
+        released_op: the op before which autograd dropped it, and the node that took it over; -1 if never.
+        released_ns: the unix time of that, -1 if never.
+        of_region: whether it is an input that a checkpoint keeps to run its region again.
+    """
+
+    storage: IntArray
     nbytes: IntArray
-    tensor: Coded  # dtype and shape
-    op: IntArray  # of a forward or a recomputation, whose backward needs it; -1 if unknown
-    saving_op: (
-        IntArray  # the same; of a custom autograd function, which has no op of its own, its last forward op
-    )
+    tensor: Coded
+    op: IntArray
+    saving_op: IntArray
     op_name: Coded
     module: Coded
     line: Coded
-    saved_op: IntArray  # ops started before it was saved
-    used_op: IntArray  # the op before which backward first read it, -1 if never
-    released_op: (
-        IntArray  # the op before which autograd, and the node that took it over, let go of it, -1 if never
-    )
-    released_ns: IntArray  # the same as unix time
-    of_region: NDArray[np.bool_]  # whether it is an input that a checkpoint keeps to run its region again
+    saved_op: IntArray
+    used_op: IntArray
+    released_op: IntArray
+    released_ns: IntArray
+    of_region: NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Count the saved tensors."""
         return len(self.storage)
 
     def held_at(self, op: int) -> NDArray[np.bool_]:
-        """Return which saved tensors were held while an op ran."""
+        """Return whether autograd held each saved tensor while an op ran."""
         held: NDArray[np.bool_] = (self.saved_op <= op) & (
             (self.released_op == NONE) | (self.released_op > op)
         )
@@ -76,8 +88,9 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
     )
     name[some], stack[some] = ops["name"][op[some]], places.stack_of_op[op[some]]
     module = packs["module"].copy()
-    in_backward = np.flatnonzero(some)[ops["phase"][op[some]] == BACKWARD]  # with `create_graph`
-    module[in_backward] = places.module_of_op[op[in_backward]]  # no module's call ran there
+    # No module is called in a backward with `create_graph`. Such a backward has the modules of its forward ops.
+    in_backward = np.flatnonzero(some)[ops["phase"][op[some]] == BACKWARD]
+    module[in_backward] = places.module_of_op[op[in_backward]]
     released, released_ns = _in_hands_of_node(facts, packs, released)
     return SavedTensors(
         storage=packs["storage"],
@@ -97,10 +110,10 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
 
 
 def _in_hands_of_node(facts: Facts, packs: Columns, released: IntArray) -> tuple[IntArray, IntArray]:
-    """Return when autograd let go of each saved tensor, in ops and unix time, -1 if never.
+    """Return when autograd and the nodes dropped each saved tensor, in ops and unix time, -1 if never.
 
-    The backward of a compiled function takes its saved tensors over as it begins to run, and frees each after its last
-    use: until then they are still in the hands of its node.
+    When the backward of a compiled function begins, autograd hands its saved tensors over to the node. The node frees
+    each after its last use. Until then it counts as saved.
     """
     ops, allocations, storage = facts.capture.tables["ops"], facts.allocations, packs["storage"]
     unpacks = facts.capture.tables["unpacks"]
@@ -123,22 +136,22 @@ def _in_hands_of_node(facts: Facts, packs: Columns, released: IntArray) -> tuple
 
 
 _FEWEST_CROSSED: Final = 2
-"""Ends of iterations after which nobody comes back to a graph."""
+"""If this many iterations have ended since a tensor was saved, no backward will run its graph. A guess."""
 
 
 class SavedTensorOutcome(Enum):
     """Whether a saved tensor is still needed."""
 
     NEEDED = "needed"
-    """A backward reads it later, or lets go of it in its course."""
+    """A backward reads or releases it later, or may still do so after the recording."""
     NEVER_READ = "never read"
-    """No backward ever reaches it, or none did in so many iterations that none will."""
+    """No backward reaches it, or none did for `_FEWEST_CROSSED` iterations, so that none will."""
     OUTLIVED = "outlived"
     """The last backward that reads it has run, and autograd still holds it."""
 
 
 def backward_numbers(in_backward: NDArray[np.bool_]) -> IntArray:
-    """Return the number of the backward that each op belongs to, from 1 on; 0 is none.
+    """Return the number of the backward that each op belongs to, from 1 on; 0 is none. Adjacent backwards count as one.
 
     Args:
         in_backward: whether each op ran in a backward.
@@ -236,11 +249,11 @@ class SavedTensorOutcomes:
     def _given_up(self, facts: Facts) -> NDArray[np.bool_]:
         """Return the tensors that were still saved at the end and that no backward will read.
 
-        The backward of a graph may run after the block. Two kinds of graphs get no backward any more:
+        The backward of a graph may still run after the block. memwatch expects none for two kinds of graphs:
 
-        1. A graph that is two iterations old: a step has changed the weights, or other backwards have run instead.
-           Younger graphs of the same calls, from before the last end of an iteration, are treated alike.
-        2. A graph of calls whose earlier graphs all went without a backward, such as an evaluation that runs again.
+        1. A graph that is `_FEWEST_CROSSED` iterations old: a step has changed the weights, or other backwards have run
+           instead. Younger graphs of the same calls count too, if an iteration has ended since.
+        2. A graph of calls whose earlier graphs were all freed without a backward, as in an evaluation that runs again.
         """
         packs, stacks = facts.capture.tables["packs"], np.append(facts.capture.tables["ops"]["stack"], NONE)
         released = self._saved.released_op
@@ -260,7 +273,7 @@ class SavedTensorOutcomes:
         return given_up
 
     def _was_held_through_a_backward(self, pack: int, released: int) -> bool:
-        """Return True for a saved tensor that was released after the last op of all, and held while a backward ran."""
+        """Return True for a saved tensor that was released after the last op, and outlived an earlier backward."""
         ends = np.flatnonzero(self._in_backward[:-1] & ~self._in_backward[1:])
         return released == len(self._in_backward) - 1 and bool(
             ((ends >= self._saved.saved_op[pack]) & (ends < released - 1)).any()

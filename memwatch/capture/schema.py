@@ -1,9 +1,10 @@
 """The single description of the contents of a capture.
 
-The recorder, the file format, the header of the C++ sources and the docs are all made from it. The recorder appends
-rows to *recorded* tables, and the file stores them. Rows are only ever added. The tables of holder samples come first,
-then the tables that only an imported memory snapshot fills, then all others. Users read *derived* tables.
-`memwatch.analysis` computes them, and `memwatch.capture.derived` lists their columns.
+The recorder and the file use it, and `memwatch.capture.docs` generates the header of the C++ sources and a page of the
+documentation from it. The recorder appends rows to *recorded* tables, and the file stores them. No row changes later.
+`RECORDED` has all these tables. Two groups of them stand above it: `IMPORTED`, which only an imported memory snapshot
+fills, and `OF_HOLDERS`, the holders that samples saw. Users read *derived* tables. `memwatch.analysis` computes them,
+and `memwatch.capture.derived` lists their columns.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ Kind = Literal["int", "text", "float", "bool"]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The rows or choices that the integers of a column refer to.
+    """The values that the integers of a column may have.
 
     Attributes:
-        to: the table that has a row of this number; of `strings` the text of this id.
-        choices: instead of a table: how many values there are, from 0.
-        or_none: whether -1, "there is none", may stand in its place.
-        is_count: whether the integer says how many rows came before, so that it may be the number of all rows.
-        is_json: whether the text is JSON, which may be long; other texts are names.
+        to: the table that the integer is a row number of. For `strings` it is the id of a text.
+        choices: the number of choices, if the column refers to no table. The integer is below it.
+        or_none: whether the integer may also be -1, "there is none".
+        is_count: whether the integer is a number of rows. Then it may be as large as the number of all rows.
+        is_json: whether the text is JSON, which may be long. Other texts are names.
     """
 
     to: str = ""
@@ -38,7 +39,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name (with its unit), its kind, its meaning, and the table that its integers refer to, if any."""
+    """One column: its name (with its unit), its kind, its meaning, and the values that its integers may have."""
 
     name: str
     kind: Kind
@@ -63,7 +64,7 @@ class Table:
     def of(
         cls, name: str, doc: str, *columns: tuple[str, Kind, str] | tuple[str, Kind, str, Reference]
     ) -> Table:
-        """Return a table of columns, each given as name, kind, meaning, and the table that its integers refer to."""
+        """Return a table, given the arguments of each of its columns."""
         return cls(name, doc, tuple(Column(*column) for column in columns))
 
 
@@ -96,16 +97,16 @@ IMPORTED: Final = (
         "One row per entry of the allocator's own history, in its order; only in an imported memory snapshot.",
         ("device", "int", "string id of the device", TEXT),
         ("action", "int", "string id, as `alloc`, `free_requested`, `segment_alloc` or `oom`", TEXT),
-        ("address", "int", "address of the block or segment; of `oom` the bytes that the device had free"),
-        ("nbytes", "int", "bytes that the program asked for; of a segment its size"),
+        ("address", "int", "address of the block or segment; for `oom` the free bytes of the device"),
+        ("nbytes", "int", "bytes that the program asked for; for a segment its size"),
         ("stream", "int", "the stream, -1 if the snapshot does not say"),
         ("stack", "int", "stack id of the call, -1 if it was not recorded", STACK_OR_NONE),
         (
             "time_ns",
             "int",
-            "unix time, nanoseconds; where the snapshot has no times, a number that keeps the order",
+            "unix time, nanoseconds; if the snapshot has no times, a number that keeps the order",
         ),
-        ("storage", "int", "the storage that begins or ends with it, -1 if none", STORAGE_OR_NONE),
+        ("storage", "int", "the storage that this entry allocates or frees, -1 if none", STORAGE_OR_NONE),
         ("extra", "int", "string id of its other fields, JSON", JSON_TEXT_OR_NONE),
     ),
     Table.of(
@@ -114,10 +115,10 @@ IMPORTED: Final = (
         ("segment", "int", "number of the segment, from 0"),
         ("device", "int", "string id of the device", TEXT),
         ("address", "int", "its address"),
-        ("nbytes", "int", "its size in bytes: what is reserved"),
+        ("nbytes", "int", "its size: the reserved bytes"),
         ("allocated_bytes", "int", "bytes of its allocated blocks, -1 if the snapshot does not say"),
-        ("active_bytes", "int", "the same and blocks that another stream still uses, -1 likewise"),
-        ("requested_bytes", "int", "bytes that the program asked for in these, -1 likewise"),
+        ("active_bytes", "int", "the same, plus freed blocks that another stream still uses; -1 if unknown"),
+        ("requested_bytes", "int", "bytes that the program asked for in the active blocks, -1 if unknown"),
         ("stream", "int", "the stream, -1 if the snapshot does not say"),
         ("stack", "int", "stack id of the call that made it, -1 if it was not recorded", STACK_OR_NONE),
         ("extra", "int", "string id of its other fields, JSON", JSON_TEXT_OR_NONE),
@@ -160,7 +161,7 @@ OF_HOLDERS: Final = (
     ),
     Table.of(
         "edges",
-        "One row per reference of a retention path, from the root on; paths that are equal are one.",
+        "One row per reference of a retention path, from the root on. Equal paths are stored once.",
         ("path", "int", "number of the path, from 0", PATH),
         ("depth", "int", "position in the path, 0 for the reference from the root"),
         ("kind", "int", "number of the `EdgeKind`"),
@@ -199,7 +200,7 @@ OF_HOLDERS: Final = (
         (
             "library",
             "int",
-            "string id of `torch` or `Python`, whose call it is that runs the program's function",
+            "string id of the library, `torch` or `Python`, whose call runs the program's function",
             TEXT_OR_NONE,
         ),
         (
@@ -213,9 +214,9 @@ OF_HOLDERS: Final = (
 
 
 FORMAT_VERSION: Final = 15
-"""Raised with every change of a recorded table."""
+"""The format of new files. Every change of a recorded table raises it."""
 OLDEST_FORMAT: Final = 9
-"""The oldest that is read. Files of it lack the tables `views`, `compiled_nodes`, `lifts`, `torch_runs`,
+"""The oldest format that memwatch reads. Its files lack the tables `views`, `compiled_nodes`, `lifts`, `torch_runs`,
 `process_parts` and `mode_changes`."""
 
 NONE: Final = -1
@@ -224,18 +225,20 @@ NONE: Final = -1
 PHASES: Final = ("forward", "backward", "optimizer", "recompute")
 FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = range(len(PHASES))
 IN_BACKWARD: Final = (BACKWARD, RECOMPUTE)
-"""Indices of the phases of ops that run while a backward does."""
+"""The phases of ops that run inside a backward, as indices into `PHASES`."""
 ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")
 OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
-"""Whose code a file is."""
+"""The owners of source code."""
 ORIGINS: Final = ("op", "baseline", "external", "unobserved", "thread")
 PLACES_OF_MODULES: Final = ("known", "moved", "former")
-"""How a row of `modules` tells a module's place: as it always was, as it is since, as where it is no more."""
+"""What a row of `modules` has: the place of a module since it was made, its new place since this row, or the place from
+which the program has removed it."""
 GRADIENT_PREFIX: Final = "grad of "
-"""How the name of a gradient in `roles` begins; the name of its parameter follows."""
+"""The beginning of a gradient's name in `roles`. The name of its parameter follows."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")
-"""How memwatch knows a holder: it saw it, torch's own records name it, a named rule infers it, or it is unknown."""
+"""How memwatch knows a holder: it saw the reference, read torch's own records, inferred the holder by a rule, or does
+not know the holder."""
 
 _table = Table.of
 _NEWEST_NODE: Final = "autograd sequence number of the newest node when it started, as of a forward op"
@@ -243,7 +246,7 @@ _NEWEST_NODE: Final = "autograd sequence number of the newest node when it start
 RECORDED: Final = (
     _table(
         "ops",
-        "One row per ATen call below autograd, in the order they started; `op` is its number.",
+        "One row per ATen call below autograd, in the order in which they started.",
         ("op", "int", "number of the op, from 0", OP),
         ("name", "int", "string id of the overload, as `aten.mm.default`", TEXT),
         ("stack", "int", "stack id of the Python call stack, -1 without stacks", STACK_OR_NONE),
@@ -260,7 +263,7 @@ RECORDED: Final = (
     ),
     _table(
         "nodes",
-        "One row per op of a backward that makes a graph of its own, with `create_graph=True`.",
+        "One row per op of a backward with `create_graph=True`, which makes a graph of its own.",
         ("op", "int", "the op", OP),
         ("sequence", "int", _NEWEST_NODE),
     ),
@@ -271,11 +274,15 @@ RECORDED: Final = (
         ("sequence", "int", _NEWEST_NODE),
         ("stack", "int", "stack id of the Python call stack, -1 without stacks", STACK_OR_NONE),
         ("module", "int", "module id of the innermost running nn.Module, -1 outside any", MODULE_OR_NONE),
-        ("node", "int", "sequence number of the node whose backward, with a graph, it ran in; -1 for others"),
+        (
+            "node",
+            "int",
+            "sequence number of the node whose backward made the view, with `create_graph=True`; -1 for others",
+        ),
     ),
     _table(
         "lifts",
-        "One row per storage that torch made of Python's data (`torch.tensor`), or around another library's memory.",
+        "One row per storage that torch made from Python's data (`torch.tensor`) or around another library's memory.",
         ("storage", "int", "the storage", STORAGE),
         ("stack", "int", "stack id of the Python call stack, -1 without stacks", STACK_OR_NONE),
         ("module", "int", "module id of the innermost running nn.Module, -1 outside any", MODULE_OR_NONE),
@@ -289,10 +296,10 @@ RECORDED: Final = (
     ),
     _table(
         "births",
-        "One row per storage seen, when it was first seen.",
-        ("storage", "int", "number of the storage, from 0; never used again", STORAGE),
-        ("op", "int", "op that made it, -1 if it was alive before or was made unobserved", OP_OR_NONE),
-        ("time_ns", "int", "unix time of the first sight, nanoseconds"),
+        "One row per storage, appended when memwatch first saw it.",
+        ("storage", "int", "number of the storage, from 0; no other storage gets it", STORAGE),
+        ("op", "int", "op that made it, -1 if it was alive before or no recorded op made it", OP_OR_NONE),
+        ("time_ns", "int", "unix time at which memwatch first saw it, nanoseconds"),
         ("address", "int", "data pointer, 0 for meta and fake storages"),
         ("nbytes", "int", "size of the storage in bytes"),
         ("device", "int", "string id of the device, as `cpu` or `cuda:0`", TEXT),
@@ -324,11 +331,16 @@ RECORDED: Final = (
         "packs",
         "One row per tensor that autograd saved for backward.",
         ("pack", "int", "number of the saved tensor, from 0", PACK),
-        ("storage", "int", "storage it lies in, -1 if it has none that can be seen", STORAGE_OR_NONE),
+        ("storage", "int", "storage it lies in, -1 if unknown", STORAGE_OR_NONE),
         ("op", "int", "number of ops started before the save", OPS_STARTED),
         ("sequence", "int", "autograd sequence number of the node that keeps it, -1 if a checkpoint does"),
-        ("module", "int", "module id running at the save, -1 outside any", MODULE_OR_NONE),
-        ("nbytes", "int", "bytes the saved tensor itself spans (a view may span less than its storage)"),
+        (
+            "module",
+            "int",
+            "module id of the innermost nn.Module that ran at the save, -1 outside any",
+            MODULE_OR_NONE,
+        ),
+        ("nbytes", "int", "bytes that the saved tensor itself spans (a view may span less than its storage)"),
         ("shape", "int", "string id of dtype and shape", TEXT_OR_NONE),
         ("time_ns", "int", "unix time of the save, nanoseconds"),
     ),
@@ -336,13 +348,13 @@ RECORDED: Final = (
         "unpacks",
         "One row per use, release or loss of a saved tensor.",
         ("pack", "int", "the saved tensor", PACK),
-        ("op", "int", "number of ops started before", OPS_STARTED),
+        ("op", "int", "number of ops started before the use or release", OPS_STARTED),
         ("time_ns", "int", "unix time, nanoseconds"),
-        ("released", "int", "1 when autograd let go of it, 0 when backward read it", FLAG),
+        ("released", "int", "1 if autograd dropped it, 0 if backward read it", FLAG),
     ),
     _table(
         "roles",
-        "One row per role that a storage was seen in.",
+        "One row per role in which memwatch saw a storage.",
         ("storage", "int", "the storage", STORAGE),
         ("role", "int", "index into ROLES", Reference(choices=len(ROLES))),
         (
@@ -354,51 +366,57 @@ RECORDED: Final = (
         (
             "op",
             "int",
-            "number of ops started before the role was seen; of the op that was ending, for gradients seen amid one",
+            "number of ops started before memwatch saw the role; for gradients at the end of an op, without that op",
             OPS_STARTED,
         ),
         (
             "module",
             "int",
-            "module id of the owner of the parameter or buffer that it is about, -1 if none",
+            "module id of the owner of the parameter or buffer that the role belongs to, -1 if none",
             MODULE_OR_NONE,
         ),
     ),
     _table(
         "role_ends",
-        "One row per role that a living storage was seen to have left; it may be seen in it again later.",
+        "One row per role that a living storage has lost. It may get the role again later.",
         ("storage", "int", "the storage", STORAGE),
         ("role", "int", "index into ROLES", Reference(choices=len(ROLES))),
         (
             "last_op",
             "int",
-            "number of ops started until which it was in it for certain; -1 where the looks before tell that",
+            "the last op at which torch's own records show the role; -1 if only `role_looks` can show that",
             OPS_STARTED_OR_NONE,
         ),
         (
             "op",
             "int",
-            "number of ops started, without a running one, when it had left the role",
+            "number of ops started before memwatch noticed the loss, without an op that was still running",
             OPS_STARTED,
         ),
     ),
     _table(
         "role_looks",
-        "One row per look at what has a role: what is alive then, large enough and has not left its role is in it.",
-        ("op", "int", "number of ops started, without a running one", OPS_STARTED),
-        ("in_op", "int", "1 if an op was running, so that references stayed the same", FLAG),
+        "One row per comparison of the known roles with the present ones. A storage still had its role then, if it was "
+        "alive, not smaller than `least_bytes`, and `role_ends` has no earlier row for it.",
+        (
+            "op",
+            "int",
+            "number of ops started before the comparison, without an op that was still running",
+            OPS_STARTED,
+        ),
+        ("in_op", "int", "1 if an op was running, so that references had not changed since its start", FLAG),
         ("time_ns", "int", "unix time, nanoseconds"),
-        ("least_bytes", "int", "smaller storages were skipped"),
-        ("roles", "int", "the roles that were looked at: a bit for each index into ROLES"),
+        ("least_bytes", "int", "smaller storages were not compared"),
+        ("roles", "int", "the compared roles: a bit for each index into ROLES"),
     ),
     _table(
         "modules",
-        "One row per nn.Module instance seen running or holding a parameter, and one more where that changed.",
+        "One row per nn.Module that ran or has a parameter, and one more for each change of its place.",
         ("module", "int", "module id, from 0", MODULE),
         (
             "name",
             "int",
-            "string id of its name in the module that holds it; of a root the variable, empty if unseen",
+            "string id of its name in the module that holds it; for a root the variable, empty if unknown",
             TEXT_OR_NONE,
         ),
         ("class_name", "int", "string id of its class", TEXT_OR_NONE),
@@ -416,7 +434,7 @@ RECORDED: Final = (
     ),
     _table(
         "mode_changes",
-        "One row per change of an nn.Module's `training`, seen as it was called with a graph or as a backward began.",
+        "One row per change of an nn.Module's `training`, noticed at a call with grad mode on or as a backward began.",
         ("module", "int", "the module", MODULE),
         ("op", "int", "number of ops started before this was seen", OPS_STARTED),
         ("training", "int", "1 if it is in training mode from now on", FLAG),
@@ -432,8 +450,8 @@ RECORDED: Final = (
     _table(
         "compiled_nodes",
         "One row per call of `compiled_calls` that made nodes of autograd's graph.",
-        ("first", "int", "autograd sequence number of the first of them"),
-        ("last", "int", "sequence number of the last of them"),
+        ("first", "int", "autograd sequence number of the first of these nodes"),
+        ("last", "int", "autograd sequence number of the last of these nodes"),
         ("module", "int", "module id that called the function, -1 outside any", MODULE_OR_NONE),
         ("stack", "int", "stack id of the call, -1 without stacks", STACK_OR_NONE),
     ),
@@ -441,7 +459,12 @@ RECORDED: Final = (
         "recomputes",
         "One row per time that `torch.utils.checkpoint` ran a region again in backward.",
         ("start_op", "int", "number of ops started before the region began to run again", OPS_STARTED),
-        ("end_op", "int", "number of ops started when it was left, with its nested backward", OPS_STARTED),
+        (
+            "end_op",
+            "int",
+            "number of ops started when it returned; for a reentrant region its nested backward is included",
+            OPS_STARTED,
+        ),
         ("sequence", "int", "autograd sequence number of the node of a reentrant region, -1 for others"),
         ("stack", "int", "stack id of the call of the region in forward, -1 if unknown", STACK_OR_NONE),
     ),
@@ -466,12 +489,12 @@ RECORDED: Final = (
         (
             "reserved_bytes",
             "int",
-            "the bytes that the device's allocator reserves after it, 0 without a caching allocator",
+            "bytes that the device's allocator reserved after this event, 0 without a caching allocator",
         ),
         (
             "window",
             "int",
-            "number of the allocator window, from 0; frees of blocks born outside all windows are left out",
+            "number of the window, from 0. Frees of blocks that were allocated outside all windows are left out",
         ),
     ),
     _table(
@@ -493,12 +516,12 @@ RECORDED: Final = (
     ),
     _table(
         "step_curve",
-        "One row per step and device, of recorded steps and of others; only where a schedule or `keep` chose steps.",
+        "One row per step and device, recorded or not; only if a schedule or `keep` chose the recorded steps.",
         ("step", "int", "number of the step, from 0"),
         ("device", "int", "string id of the device", TEXT),
         ("start_ns", "int", "unix time at which it began, nanoseconds"),
         ("end_ns", "int", "unix time of the mark that ended it, nanoseconds"),
-        ("peak_bytes", "int", "most live bytes in it, by the allocator's own events"),
+        ("peak_bytes", "int", "most live bytes in it, from the allocator's own events"),
         ("floor_bytes", "int", "least live bytes in it"),
         ("end_live_bytes", "int", "live bytes when it ended"),
         ("recorded", "int", "1 if all its ops are in the capture", FLAG),
@@ -508,17 +531,17 @@ RECORDED: Final = (
         "One row per sample of the process.",
         ("time_ns", "int", "unix time, nanoseconds"),
         ("rss_bytes", "int", "resident set size, bytes"),
-        ("available_bytes", "int", "memory the machine could still give, bytes"),
+        ("available_bytes", "int", "bytes that the machine has available for programs"),
     ),
     _table(
         "process_parts",
         "One row per reading of the kernel's and the allocators' figures of the process; only on Linux with glibc.",
         ("time_ns", "int", "unix time, nanoseconds"),
         ("rss_bytes", "int", "resident set size, bytes"),
-        ("file_bytes", "int", "of it pages of files: code, libraries and mapped files"),
-        ("python_bytes", "int", "blocks of Python's own allocator in use, -1 if Python does not say"),
-        ("python_free_bytes", "int", "free memory that Python's own allocator keeps, -1 likewise"),
-        ("malloc_free_bytes", "int", "free memory that malloc keeps"),
+        ("file_bytes", "int", "the part of RSS in pages of files: code, libraries and mapped files"),
+        ("python_bytes", "int", "bytes of Python's own allocator in use, -1 if unknown"),
+        ("python_free_bytes", "int", "free bytes that Python's own allocator keeps, -1 if unknown"),
+        ("malloc_free_bytes", "int", "free bytes that malloc keeps"),
     ),
     *OF_HOLDERS,
     _table(
@@ -532,11 +555,16 @@ RECORDED: Final = (
         ("owner", "int", "index into OWNERS: whose code the frame is", CODE),
     ),
     _table("strings", "Interned text.", ("id", "int", "string id"), ("text", "text", "the text")),
-    _table("meta", "What was recorded where.", ("key", "text", "key"), ("value", "text", "value, JSON")),
+    _table(
+        "meta",
+        "One row per fact about the whole recording, such as the version of torch.",
+        ("key", "text", "key"),
+        ("value", "text", "value, JSON"),
+    ),
     _table(
         "notes",
         "One row per note: a limit of the recording.",
-        ("op", "int", "number of ops started before"),
+        ("op", "int", "number of ops started before the note"),
         ("kind", "text", "a short fixed word, as `allocator` or `compiled`"),
         ("text", "text", "one sentence for the user"),
     ),
@@ -551,14 +579,14 @@ RECORDED: Final = (
             JSON_TEXT,
         ),
         ("result", "int", "string id of its results, written in the same way", JSON_TEXT),
-        ("grad", "int", "1 if grad mode was on: some kernels keep more for backward then", FLAG),
+        ("grad", "int", "1 if grad mode was on; some kernels then keep more memory for backward", FLAG),
     ),
     _table(
         "operands",
         "One row per tensor of an op's arguments and results, in the JSON's order; only with `replay=True`.",
         ("op", "int", "the op", OP),
         ("slot", "int", "position among the op's tensors"),
-        ("storage", "int", "the storage it is a window on", STORAGE_OR_NONE),
+        ("storage", "int", "the storage that it is a window on, -1 if none", STORAGE_OR_NONE),
         ("access", "int", "index into OPERANDS", Reference(choices=len(OPERANDS))),
         ("nbytes", "int", "size of the storage in bytes: before the op for arguments, after it for results"),
     ),

@@ -1,12 +1,13 @@
-"""The references of an object, by its type: one table, which searches, names of references and expressions use.
+"""The references of an object, by its type: one table for searches, for names of references and for expressions.
 
-A row of `_SHAPES` says how a bounded search goes on from an object, how a reference of it is named as a typed edge,
-and how Python writes the way to the objects in it. The objects that CPython puts between a name and its value, such as
-the dictionary of an instance, are passed over.
+A row of `_SHAPES` has up to three functions for the objects of one class. `links` yields the objects that a bounded
+search visits next. `edge` names a reference as a typed edge. `expressions` yields the objects in an object, each with
+its step as Python code. Names and expressions leave out the objects that CPython puts between a name and its
+value, such as the dictionary of an instance.
 
-The snapshot of the whole heap only uses `gc.get_referents`, which is simpler. It is too slow for a search inside the
-user's program, because it shows every name, code object and class beside the values. For known types, memwatch reads
-the dictionaries, slots and fields that keep their values. It uses gc only for the other types.
+The snapshot of the whole heap takes the references of Python objects from `gc.get_referents`, which is simpler. That is
+too slow for a search inside the user's program, because gc shows every name, code object and class beside the values.
+So a search reads the fields of common types itself, such as the dictionary of a module. It asks gc about other types.
 
 Nothing here runs code of the program. Types are found by their real bases, never by `isinstance`. Attributes are read
 from their storage, never by `getattr`. Properties, `__iter__` and `__getitem__` of subclasses are not called.
@@ -50,7 +51,7 @@ from torch import Tensor, nn
 
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.containers import ALL, ORDERED, WITHOUT_KEYS, items_of_array
+from memwatch.containers import ALL, ORDERED, WITHOUT_KEYS, base_of_array, items_of_array
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.c_held import results_of
 from memwatch.heap.classes import class_ids, derives, is_a
@@ -90,9 +91,9 @@ Chain = tuple[Any, ...]
 
 
 MAX_ITEMS: Final = 4096
-"""Items of a container that a search reads. A guess."""
+"""The most items of a container that a search reads. A guess."""
 _PROBE_ITEMS: Final = 64
-"""A longer container is left if so many items at its beginning are all numbers or texts. A guess."""
+"""If a longer container begins with more numbers and texts than this, a search reads only this many. A guess."""
 _MAX_TRIES: Final = 8
 """Attempts to copy a container that another thread changes meanwhile. A guess."""
 _SEQUENCE_IDS: Final = class_ids(*WITHOUT_KEYS)
@@ -100,18 +101,19 @@ _ORDERED_IDS: Final = class_ids(*ORDERED)
 _PLAIN: Final = class_ids(*ALL)
 _ROWS: Final = class_ids(list, tuple)
 """Types that keep their items in one row of memory, which may have gaps while C code fills it."""
-OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
+OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # such as the tables of hooks of a module
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
-_ARRAY: Final = np.ndarray.__dict__
+_HIDE_ARRAYS: Final = class_ids(np.ndarray, tuple)
+"""Types of the objects in an untracked container that may lead to a tensor; see `_may_hide_arrays`."""
 _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
-"""Classes of Python's library that are written in Python and hold objects of a program."""
+"""Classes of Python's library that are written in Python and hold objects of the program."""
 _NUMBERS_AND_TEXT: Final = class_ids(int, float, str, bool, bytes)
 _OF_OPTIMIZERS: Final = ("param_groups", "state")
-"""Attributes of an optimizer whose tensors are known by their role: they need no search."""
+"""Attributes of an optimizer that need no search: the recorder knows their tensors by their roles."""
 
 
 def _is_barren(value: Any) -> bool:
-    """Return True for a short plain list or tuple of numbers and texts alone: of these a program may have millions."""
+    """Return True for a short plain list or tuple of only numbers and texts. A program may have millions of them."""
     return (
         id(type(value)) in _ROWS
         and len(value) <= _PROBE_ITEMS
@@ -162,7 +164,10 @@ def _optimizer_links(value: Any) -> Iterator[Chain]:
 
 
 def held_by_modules(modules: list[Any]) -> list[Any]:
-    """Return the results of `_links_of_module_itself` for many modules, in few calls, and empty tables of hooks."""
+    """Return the objects that `_links_of_module_itself` finds for many modules, in few calls.
+
+    Empty tables of hooks are not left out.
+    """
     attributes = module_dicts(modules)
     tables = set(map(id, chain.from_iterable(map(dict.get, attributes, repeat(name)) for name in _TABLES)))
     held = list(chain.from_iterable(map(dict.values, attributes)))
@@ -170,8 +175,8 @@ def held_by_modules(modules: list[Any]) -> list[Any]:
 
 
 def _array_links(value: Any) -> Iterator[Chain]:
-    # `tensor.numpy()` refers to the tensor, and an array of objects to each; gc shows nothing of either.
-    base = _ARRAY["base"].__get__(value)
+    # `tensor.numpy()` refers to the tensor, and an array of objects refers to each object. gc shows neither.
+    base = base_of_array(value)
     if base is not None:
         yield (base,)
     for held in items_of_array(value, MAX_ITEMS):
@@ -179,42 +184,49 @@ def _array_links(value: Any) -> Iterator[Chain]:
 
 
 def _result_links(value: Any) -> Iterator[Chain]:
-    # of a `torch.futures.Future`, as of a collective that runs on its own
+    # `value` is a `torch.futures.Future`, which an asynchronous collective returns
     for held in results_of(value):
         yield (held,)
 
 
 def _mapping_links(value: Any) -> Iterator[Chain]:
-    # gc ignores a dictionary whose values are all unknown to gc, such as numpy arrays
-    if gc.is_tracked(value) or any(type(held) is np.ndarray for held in islice(dict.values(value), 1)):
+    if gc.is_tracked(value) or _may_hide_arrays(value, dict.values):
         return chain(_items(value, dict.values), _extra(value))
     return iter(())
 
 
 def _sequence_links(value: Any) -> Iterator[Chain]:
-    if gc.is_tracked(value) and not _is_barren(value):
-        cls = type(value)
-        kind = cls if id(cls) in _SEQUENCE_IDS else next(base for base in WITHOUT_KEYS if derives(cls, base))
+    if _is_barren(value):
+        return iter(())
+    cls = type(value)
+    kind = cls if id(cls) in _SEQUENCE_IDS else next(base for base in WITHOUT_KEYS if derives(cls, base))
+    if gc.is_tracked(value) or _may_hide_arrays(value, kind.__iter__):
         return chain(_items(value, kind.__iter__), _extra(value))
     return iter(())
 
 
+def _may_hide_arrays(container: Any, iterate: Callable[[Any], Any]) -> bool:
+    """Return True if an untracked container may lead to a numpy array, which may use the memory of a tensor.
+
+    gc does not track a dictionary or tuple if it tracks none of the items. It never tracks numbers, texts and arrays.
+    """
+    items = copied_items(container, iterate, _PROBE_ITEMS)
+    return not _HIDE_ARRAYS.isdisjoint(map(id, map(type, items)))
+
+
 def _context_links(value: Any) -> Iterator[Chain]:
-    for held in list(value.values()):  # asyncio's tasks hold them: as many as the process has variables
+    for held in list(value.values()):  # no limit: a context has one value for each context variable at most
         yield (held,)
 
 
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
-    """Return the items of a container.
-
-    Of a long container that begins with numbers or text, return only the first items.
-    """
+    """Return the items of a container; only the first if it is long and begins with numbers or text."""
     items = copied_items(container, iterate, MAX_ITEMS)
     if len(items) > _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(
         map(id, map(type, items[: _PROBE_ITEMS + 1]))
     ):
         del items[_PROBE_ITEMS:]
-    return zip(items, strict=True)  # no generator of ours: a list may have thousands of tensors
+    return zip(items, strict=True)  # faster than a generator in Python: a list may have thousands of tensors
 
 
 def copied_items(
@@ -231,7 +243,7 @@ def copied_items(
     try:
         return list(islice(iterate(container), limit))
     except RuntimeError as error:
-        # changed between the iterator and the end of the copy, which is short: try again
+        # the container changed during the copy, which is short: try again
         pass_on(error)
         return copied_items(container, iterate, limit, tries - 1) if tries > 1 else []
 
@@ -255,7 +267,10 @@ def position_in(
 
 
 def key_of(mapping: object, value: object) -> tuple[bool, Any]:
-    """Return whether a dictionary has a value, and its key. The tables of scripted modules are in C++."""
+    """Return whether a dictionary has a value, and the value's key.
+
+    Other objects, such as the tables of scripted modules, which are in C++, have no value.
+    """
     if not is_a(mapping, dict):
         return False, None
     table: dict[Any, Any] = mapping  # type: ignore[assignment]
@@ -275,7 +290,8 @@ def ordered_kind(value: object) -> type[tuple[Any, ...] | list[Any] | deque[Any]
 def _is_half_made(container: Any) -> bool:
     """Return True for a tuple or list that C code is still filling, as for `f(*(g(x) for x in xs))`.
 
-    gc lists such a container, and to iterate over a place without an object ends the process. gc leaves those out.
+    gc lists such a container. Some of its places have no object yet: an iteration over one of them ends the process,
+    while `gc.get_referents` leaves them out.
     """
     return id(type(container)) in _ROWS and len(gc.get_referents(container)) < len(container)
 
@@ -294,7 +310,8 @@ def _function_links(value: Any) -> Iterator[Chain]:
     for cell in function.__closure__ or ():
         for held in gc.get_referents(cell):
             yield function.__closure__, cell, held
-    defaults = function.__defaults__  # a program may set it, and the two below, to an object of a subclass
+    # a program may set the defaults and the two dictionaries to objects of subclasses, so call `tuple` and `dict`
+    defaults = function.__defaults__
     if defaults is not None:
         for held in tuple.__iter__(defaults):
             yield defaults, held
@@ -324,20 +341,23 @@ def _frame_links(value: Any) -> Iterator[Chain]:
 
 
 def is_program_class(cls: type) -> bool:
-    """Return True for a class that the program defines, which may be in `__main__` or a notebook."""
+    """Return True for a class that the program defines. Its module may be `__main__`, of a script or a notebook."""
     name = type_dict(cls).get("__module__")
     file = _file_of(cls)
     return (type(name) is str and name == "__main__") or (file is not None and is_program_code(file))
 
 
 def _holds_objects_of_program(cls: type) -> bool:
-    """Return True for a class of the program, and for one of Python's that holds what it is given, as those in C do."""
+    """Return True for a class whose objects may hold objects of the program.
+
+    That is a class of the program, one of `_KEEPERS`, or a class without a Python file, such as a class in C.
+    """
     file = _file_of(cls)
     return any(derives(cls, keeper) for keeper in _KEEPERS) or file is None or is_program_code(file)
 
 
 def _file_of(cls: type) -> str | None:
-    """Return the file of the module that defines a class; None for classes in C and those of a notebook."""
+    """Return the file of the module that defines a class, or None for a class in C or in a notebook."""
     name = type_dict(cls).get("__module__")
     module = sys.modules.get(name) if type(name) is str else None
     file = (instance_dict(module) or {}).get("__file__")
@@ -358,11 +378,11 @@ def _object_links(value: Any) -> Iterator[Chain]:
     for held in gc.get_referents(value):
         if held is attributes or type(held) is FrameType or is_a(held, type):
             continue
-        if _is_half_made(held):  # an `itertools.product` over nothing keeps its first result so for good
+        if _is_half_made(held):  # an `itertools.product` over an empty iterable keeps such a tuple for good
             for item in gc.get_referents(held):
                 yield held, item
             continue
-        # an empty one may belong to a suspended call: see `read_locals`
+        # an empty dictionary may belong to a suspended call: see `without_empty_dictionaries`
         if type(held) is not dict or held:
             yield (held,)
 
@@ -386,7 +406,8 @@ def frame_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
 def suspended_edge(chain: Sequence[Any], at: int) -> tuple[Edge | None, int]:
     """Name a reference of a generator or coroutine.
 
-    Up to Python 3.10 its frame stands between it and its variables, later where the program asked for the frame.
+    Up to Python 3.10 the frame stands between the generator and its variables. Since 3.11 it does so only if the
+    program has asked for the frame.
     """
     generator = chain[at]
     attribute = _FRAMES.get(id(type(generator)), "ag_frame")
@@ -430,7 +451,10 @@ def _cell_holds(cell: CellType, value: object) -> bool:
 
 
 Named = tuple["Edge | None", int]
-"""An edge without its target, and how many references of the chain it covers; None where it needs no telling."""
+"""An edge without its target, and the number of references of the chain that it covers.
+
+The edge is None if reports leave the reference out.
+"""
 
 _SHELL_RESULTS: Final = ("_", "__", "___")
 _SELF_DESCRIPTORS: Final = ("__dict__", "__weakref__")
@@ -464,7 +488,15 @@ def _root_edge(chain: Sequence[Any], at: int) -> Named | None:
 def _global_edge(
     chain: Sequence[Any], at: int, before: int, owner: Vertex | None, reader: Vertex | None = None
 ) -> Named | None:
-    """Name a value of a module's namespace, the dictionary being ``chain[at]``."""
+    """Name a variable of a module. Return None if the namespace has no such value.
+
+    Args:
+        chain: objects, each referring to the next.
+        at: place of the module's namespace.
+        before: number of references between the owner and the namespace.
+        owner: the module.
+        reader: the function that refers to the namespace, if the path comes from a function.
+    """
     namespace, value = chain[at], _after(chain, at, 1)
     found, name = key_of(namespace, value)
     if not found:
@@ -525,7 +557,7 @@ def _default_name(chain: Sequence[Any], at: int) -> str | None:
 def _class_edge(chain: Sequence[Any], at: int) -> Named | None:
     cls, child = chain[at], chain[at + 1]
     owner = vertex_of(cls)
-    # A bounded search goes from the class to the value; gc shows the class's dictionary between the two.
+    # In a bounded search the value follows the class. In a snapshot the class's dictionary stands between them.
     is_base = any(base is child for base in mro_of(cls))
     values = () if is_base else list(type_dict(cls).items())
     name = next((name for name, value in values if value is child), None)
@@ -617,10 +649,6 @@ def _set_edge(chain: Sequence[Any], at: int) -> Named:
     return Edge(EdgeKind.MEMBER, owner=vertex_of(chain[at])), 1
 
 
-_KEYS_OF_CALLS: Final = class_ids(tuple, type(functools._make_key((), {"a": 1}, typed=False)))
-"""The classes of the keys that `functools.lru_cache` makes of a call's arguments."""
-
-
 def _lru_cache_edge(chain: Sequence[Any], at: int) -> Named | None:
     wrapper, child = chain[at], chain[at + 1]
     attributes = instance_dict(wrapper) or {}
@@ -628,8 +656,15 @@ def _lru_cache_edge(chain: Sequence[Any], at: int) -> Named | None:
     if child is attributes or child is function:
         return None
     owner = replace(vertex_of(wrapper), inner=None if function is None else vertex_of(function))
-    is_key = id(type(child)) in _KEYS_OF_CALLS
-    return Edge(EdgeKind.CACHE_ARGUMENT if is_key else EdgeKind.CACHE_RESULT, owner=owner), 1
+    is_argument = type(child) is tuple and _is_key_of_cache(wrapper, child)
+    return Edge(EdgeKind.CACHE_ARGUMENT if is_argument else EdgeKind.CACHE_RESULT, owner=owner), 1
+
+
+def _is_key_of_cache(wrapper: Any, value: object) -> bool:
+    """Return True if a tuple is a key of a bounded cache, made of a call's arguments. It may also be a result."""
+    attributes = instance_dict(wrapper)
+    tables = (held for held in gc.get_referents(wrapper) if type(held) is dict and held is not attributes)
+    return any(key is value for table in tables for key in copied_items(table, dict.keys))
 
 
 def _context_edge(chain: Sequence[Any], at: int) -> Named | None:
@@ -688,11 +723,12 @@ def _attribute_edge(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, 
     table, value = _after(chain, at, covered), _after(chain, at, covered + 1)
     is_table = kind is not None and derives(cls, torch.nn.Module) and value is not None
     found, key = key_of(table, value) if is_table else (False, name)
-    kind, name, covered = (kind, key, covered + 1) if found else (EdgeKind.ATTRIBUTE, name, covered)
+    if found:
+        name, covered = key, covered + 1
     text = plain_text(name)
     place = Assignment(class_place(cls)[0], None) if text is None else assignment_place(cls, text)
     return Edge(
-        kind or EdgeKind.ATTRIBUTE,
+        kind if found and kind is not None else EdgeKind.ATTRIBUTE,
         name,
         owner=owner,
         file=place.file,
@@ -702,7 +738,7 @@ def _attribute_edge(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, 
 
 
 def _array_edge(chain: Sequence[Any], at: int) -> Named | None:
-    if chain[at + 1] is np.ndarray.__dict__["base"].__get__(chain[at]):
+    if chain[at + 1] is base_of_array(chain[at]):
         return Edge(EdgeKind.NUMPY_BASE), 1
     position = position_in(items_of_array(chain[at], MAX_ITEMS), list, chain[at + 1])
     return (
@@ -745,7 +781,7 @@ _OF_CLASSES: Final = class_ids(
 
 
 def _module_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
-    # objects in its tables are its own, and need no search
+    # without its tables of parameters, buffers and submodules, which have names of their own
     for name, held in attributes(value):
         if type(name) is str and name not in _TABLES:
             yield f".{name}", held
@@ -789,10 +825,12 @@ class Shape(NamedTuple):
     """The references of the objects of one class.
 
     Attributes:
-        base: the class. A row is for the classes that derive from it, too.
-        links: yields the objects that it refers to, for a bounded search; None where a search ends.
-        edge: names a reference, given with the following objects of a path; None for an ordinary object.
-        expressions: yields the objects in it, each with its step as Python writes it; None for an ordinary object.
+        base: the class. Its subclasses have the same row, unless an earlier row fits.
+        links: yields the objects that an object refers to, for a bounded search. If it is None, the search ends there.
+        edge: names a reference, given the path and the place of the object in it. If it is None, `name_edge` uses
+            the row of a base.
+        expressions: yields the objects in an object, each with its step as Python code. If it is None,
+            `expressions_of` uses another row that fits, or the attributes.
     """
 
     base: type
@@ -851,10 +889,10 @@ _SHAPES: Final = (
     Shape(asyncio.Future, _object_links, _future_edge),
     Shape(Root, _object_links, _root_edge),
 )
-"""For a search and an expression, the first row counts from whose class the object's class derives.
+"""A search and an expression use the first row whose class is a base of the object's class.
 
-The name of a reference is given by the row of the nearest base that has an `edge`. A module that is a list, too, has
-attributes for a search. But the snapshot also finds its items, and they need names.
+A name uses the row of the nearest base that has an `edge`. The difference matters for a class that derives from
+`nn.Module` and `list`: a search visits its attributes alone, but a snapshot also finds its items, and they need names.
 """
 _EDGE_OF: Final = {id(shape.base): shape.edge for shape in _SHAPES if shape.edge is not None}
 _EXPRESSIONS: Final = tuple(
@@ -870,7 +908,7 @@ def _links_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
 
 
 def expressions_of(value: Any, most_items: int) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in an object, each with its step as Python writes it. No code of the program runs.
+    """Yield the objects in an object, each with its step as Python code, such as `.name`. No code of the program runs.
 
     Args:
         value: the object.
@@ -887,8 +925,8 @@ def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None
     Args:
         cls: the class.
         deep: True to go from a module into its parameters and submodules, and into objects whose class an installed
-            package defines. Objects of memwatch and of the test runner are never searched. A block is a variable of
-            the program, and its tables are long.
+            package defines. Objects of memwatch and of the test runner are never searched: the program may have a
+            variable for its `profile()`, which holds long tables.
     """
     step = _links_of(cls)
     if step is _module_links and not deep:
@@ -901,7 +939,7 @@ def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None
 
 
 def is_of_package(cls: type) -> bool:
-    """Return True for a class of plain objects that an installed package defines: a near search does not enter them."""
+    """Return True for a class of plain objects that an installed package defines. Only a deep search enters them."""
     return _links_of(cls) is _object_links and not is_tool_class(cls) and not _holds_objects_of_program(cls)
 
 
@@ -929,4 +967,4 @@ SHOWN_BY_GC: Final = frozenset((_mapping_links, _sequence_links, _module_links, 
 """Steps that find only objects that `gc.get_referents` shows too, for many objects at once."""
 MODULE_ITSELF: Final = _links_of_module_itself
 DEFINITIONS: Final = (_function_links, _class_links)
-"""Steps of functions and classes. Most variables of a module are these, and they hold no tensor."""
+"""Steps of functions and classes. Most variables of a module are functions and classes, and lead to no tensor."""

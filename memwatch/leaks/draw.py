@@ -1,4 +1,4 @@
-"""Draw one leak with graphviz, which is imported here alone."""
+"""Draw one leak with graphviz. No other module imports graphviz."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDTH: Final = 60  # characters of a line in the picture
 
 
 class Drawable(Protocol):
-    """The parts of a leak that a picture needs. `memwatch.Leak` has them; importing it here would make a circle."""
+    """The parts of a leak that a picture needs. `memwatch.Leak` has them, and imports this module."""
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -34,24 +34,25 @@ class Drawable(Protocol):
 
     @property
     def cycle_length(self) -> int:
-        """How many edges, from the first, are the cycle; 0 for a retention path."""
+        """The number of edges, from the first, that form the cycle; 0 for a retention path."""
 
     @property
     def branch(self) -> int:
-        """The edge of the cycle that starts at the object from which the path to the tensor leaves."""
+        """The number of the object of the cycle, from 0, at which the path to the tensor begins."""
 
     @property
     def tensor(self) -> str:
-        """The largest leaked tensor, described."""
+        """The description of the largest leaked tensor."""
 
     def headline(self) -> str:
         """Return the leak in one line."""
 
 
 def graph_of(leak: Drawable) -> graphviz.Digraph:
-    """Return a leak as a graph: an object per box, a reference per arrow, those only C++ knows dashed.
+    """Return a leak as a graph with a box for each object and an arrow for each reference.
 
-    A cycle is drawn closed; what hangs on it starts at the box it leaves from.
+    The arrow of a reference that only C++ knows is dashed. The last arrow of a cycle leads back to its first box. The
+    path from a cycle to the tensor begins at the box with the number `branch`.
     """
     graph = graphviz.Digraph("leak", graph_attr={"label": _wrapped(leak.headline())})
     graph.attr("node", shape="box", fontname="monospace")

@@ -1,4 +1,4 @@
-"""The samples of a monitor: a bounded list in memory, a file that grows slowly, and which rows grow."""
+"""The samples of a monitor: a bounded list in memory, a file that grows slowly, and the rows that grow."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FEWEST_SAMPLES: Final = 12
-"""Samples after the first quarter of the history."""
+"""The examined part of the history has at least this many samples. A guess: three for each of its four parts."""
 FEWEST_IN_ALL: Final = FEWEST_SAMPLES * 5 // 4
-"""With fewer samples, no row is known to grow or to stay: 15 of them have 12 after their first quarter."""
+"""With fewer samples, memwatch does not know whether a row grows: 15 samples have 12 after their first quarter."""
 _PARTS: Final = 4
 LEAST_BYTES: Final = 1 << 20
+"""Smaller growth is not reported. A guess."""
 _LEAST_SHARE_OF_RSS: Final = 0.005
+"""The same, as a share of RSS. A guess."""
 _PINNED_RATIO: Final = 8
-"""Free memory that grows by at most this ratio of a row in use is held apart by the blocks of that row. An autograd
-graph that leaks has 1.6 (glibc cannot fit an aligned tensor into a hole of its own size), a program that fragments
-malloc on purpose 30 or more."""
+"""If free memory grows at most this many times as fast as a row in use, the blocks of that row explain it: they lie
+between the free blocks. The ratio is 1.6 for an autograd graph that leaks (glibc cannot fit an aligned tensor into a
+hole of its own size), and 30 or more for a program that fragments malloc on purpose."""
 _STEADY: Final = 0.25
-"""Each part grows at least at this share of the mean rate: a cache that has filled, or a start that took long, does
-not. A guess; in `reports/monitor.md` no program that stays as large is accused."""
+"""A row grows only if each part grows at least at this share of the mean rate. A full cache does not, nor does a
+program that had a long start. A guess; `reports/monitor.md` has no false alarm."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How a row grows.
+    """The growth of a row.
 
     Attributes:
         row: its name.
-        nbytes: by how much it grew between the times below.
-        since_s, until_s: clock of the samples (seconds since the epoch).
-        ticks: calls of `Monitor.tick` in this time.
+        nbytes: the bytes by which it grew between the times below.
+        since_s, until_s: the times of two samples (seconds since the epoch).
+        ticks: calls of `Monitor.tick` between these times.
     """
 
     row: str
@@ -50,12 +52,12 @@ class Growth:
 
     @property
     def bytes_per_hour(self) -> float:
-        """The rate in time."""
+        """The growth per hour."""
         return self.nbytes * 3600 / max(self.until_s - self.since_s, 1e-9)
 
     @property
     def bytes_per_thousand_ticks(self) -> float | None:
-        """The rate in calls of `tick`; None if the program does not call it."""
+        """The growth per 1,000 calls of `tick`; None if the program does not call it."""
         return self.nbytes * 1000 / self.ticks if self.ticks else None
 
 
@@ -70,17 +72,18 @@ def growth_of(
 ) -> Growth | None:
     """Return the growth of a row, or None if it does not grow.
 
-    The first quarter of the history is left out, because a program warms up. The rest is cut into four parts; if the
-    growth began late, only its later half is. A row grows if the smallest value of each part is above that of the
-    previous part, and all rates are alike. Memory that is freed after each step does not raise the smallest value.
+    The first quarter of the history is left out, because a program warms up. The rest is cut into four parts. If it
+    does not grow, its later half is examined in the same way, because growth may begin late. A row grows if the
+    smallest value rises from part to part, no part is much slower than the mean (`_STEADY`), and the sum is not small.
+    Memory that is freed after each step does not raise the smallest value.
 
     Args:
         row: its name.
-        times_s: clock of each sample.
-        nbytes: of the row.
-        ticks: calls of `Monitor.tick`.
-        rss_bytes: of the process at the last sample.
-        clock: positions of the samples for the rates; by default their times.
+        times_s: the time of each sample (seconds since the epoch).
+        nbytes: the bytes of the row in each sample.
+        ticks: calls of `Monitor.tick` before each sample.
+        rss_bytes: RSS of the process at the last sample.
+        clock: the positions of the samples from which the rates are computed; by default their times.
     """
     begin = len(nbytes) // 4
     for first in (begin, begin + (len(nbytes) - begin) // 2):
@@ -91,7 +94,7 @@ def growth_of(
         lowest = [int(part[np.argmin(values[part])]) for part in parts]
         steps = np.diff(values[lowest])
         total = int(steps.sum())
-        # rates, because the samples are dense at first: the same growth makes larger steps between later ones
+        # Compare rates, not steps: samples are dense at first, so steady growth makes larger steps later.
         spans = np.maximum(np.diff(np.asarray(times_s if clock is None else clock)[lowest]), 1e-9)
         if (
             total >= max(LEAST_BYTES, _LEAST_SHARE_OF_RSS * rss_bytes)
@@ -103,10 +106,10 @@ def growth_of(
 
 
 def causes_first(found: Sequence[Growth], free_rows: frozenset[str]) -> list[Growth]:
-    """Return the growing rows, fastest first; free memory comes after a row whose blocks explain it.
+    """Return the growing rows, fastest first. Free memory that another row explains comes last.
 
-    Blocks that stay keep the free blocks between them from being returned or joined. So a leak can make more memory
-    free than it holds, and the leak is what the user has to mend.
+    Blocks in use prevent malloc from joining or returning the free blocks between them. So a leak can leave more free
+    memory than it holds. The user has to mend the leak.
     """
     fastest_in_use = max((each.bytes_per_hour for each in found if each.row not in free_rows), default=0.0)
 
@@ -118,10 +121,12 @@ def causes_first(found: Sequence[Growth], free_rows: frozenset[str]) -> list[Gro
 
 
 MOST_SAMPLES: Final = 512
+"""The most samples in memory. A guess."""
 _BYTES_PER_S: Final = 250.0
-"""0.9 MB an hour."""
+"""The file grows by at most 0.9 MB an hour, as the documentation of `monitor` promises (1 MB)."""
 _BURST_BYTES: Final = 20_000
-_RETRY_S: Final = 60.0  # after the disk refused a line
+"""The most bytes at once. A longer line is never written. A guess: a line has a few hundred bytes."""
+_RETRY_S: Final = 60.0  # after the disk refused a line. A guess
 
 
 @dataclass(frozen=True)
@@ -131,11 +136,11 @@ class Sample:
     Attributes:
         time_s: seconds since the epoch.
         ticks: calls of `Monitor.tick` so far.
-        rss_bytes, pss_bytes, uss_bytes: of the process.
+        rss_bytes, pss_bytes, uss_bytes: RSS, PSS and USS of the process.
         coverage: share of RSS in rows that name a cause.
         rows: bytes by row.
-        children: USS of the processes that it started, by pid.
-        is_asked: whether the program asked for the sample.
+        children: USS of its child processes and their descendants, by pid.
+        is_asked: whether the program asked for the sample. If not, the monitor's thread took it.
     """
 
     time_s: float
@@ -150,10 +155,10 @@ class Sample:
 
 
 def clock_of(samples: Sequence[Sample]) -> list[float]:
-    """Return the positions of the samples at which growth is measured.
+    """Return the positions of the samples from which the rates of growth are computed: their times or their numbers.
 
-    They are the times. But if the program asked for most samples, it took them after equal pieces of its own work,
-    and the time between them is also that of memwatch's searches.
+    If the program asked for most samples, it did so after equal pieces of its work. Then their numbers are the better
+    clock, because the time between them contains memwatch's own searches.
     """
     if 2 * sum(sample.is_asked for sample in samples) > len(samples):
         return [float(at) for at in range(len(samples))]
@@ -161,7 +166,10 @@ def clock_of(samples: Sequence[Sample]) -> list[float]:
 
 
 class History:
-    """Samples of the whole run: when there are too many, every second one is dropped, and only every second is kept."""
+    """Samples of the whole run.
+
+    When there are too many, it drops every second sample, and from then on keeps only every second new one.
+    """
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -169,7 +177,7 @@ class History:
         self._seen = 0
 
     def add(self, sample: Sample) -> None:
-        """Keep a sample, or drop it where others of its time are enough."""
+        """Keep a sample, or drop it if the history has become sparser."""
         self._seen += 1
         if (self._seen - 1) % self._every:
             return
@@ -180,11 +188,11 @@ class History:
 
 
 class SampleFile:
-    """A file of JSON lines. A line that would make it grow faster than 1 MB an hour is left out.
+    """A file of JSON lines. It leaves out lines that would make it grow faster than `_BYTES_PER_S`.
 
     Args:
         path: the file; lines are appended.
-        note: called once with a sentence if the disk refuses a line.
+        note: called with a sentence whenever the disk refuses a line. The next attempt follows after `_RETRY_S`.
     """
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
@@ -194,7 +202,7 @@ class SampleFile:
         self._not_before_s = 0.0
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record. A disk that is full loses it, and no half line stays behind."""
+        """Append a record. If the disk is full, the record is lost, and no half line stays behind."""
         now_s = time.monotonic()
         self._allowed_bytes = min(
             self._allowed_bytes + (now_s - self._last_s) * _BYTES_PER_S, float(_BURST_BYTES)

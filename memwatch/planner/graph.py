@@ -2,9 +2,9 @@
 
 A buffer is a block of memory. Views of one tensor share a buffer, so they do not appear here at all.
 
-An adapter describes the program as a list of `OpSpec`. `Graph.build` checks this list and turns it into arrays, which
+The caller describes the program as a list of `OpSpec`. `Graph.build` checks this list and turns it into arrays, which
 kernels can read: names become indices, mutations become versions, and the buffers of each op become a row of a `Csr`.
-`_precedence` finds out which op must run before which.
+`_precedence` finds the ops that must run before each op.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Csr:
 
     @classmethod
     def from_pairs(cls, rows: IntArray, columns: IntArray, num_rows: int) -> Csr:
-        """Return the rows of (row, column) pairs; duplicates are dropped and each row is sorted."""
+        """Return the rows of (row, column) pairs, without duplicates and with each row sorted."""
         if len(rows):
             order = np.lexsort((columns, rows))
             rows, columns = rows[order], columns[order]
@@ -94,7 +94,7 @@ ShortOp: TypeAlias = tuple[Name, Collection[Name], Mapping[Name, int], float]
 
 
 class GraphError(MemwatchError, ValueError):
-    """The ops given to the planner form no program: a name twice, a cycle, an impossible size."""
+    """The ops given to the planner are not a program: a name appears twice, ops form a cycle, a size is impossible."""
 
 
 class OrderError(MemwatchError, ValueError):
@@ -112,7 +112,7 @@ class Effect(IntEnum):
 
     @property
     def recomputable(self) -> bool:
-        """Whether an op with this effect may ever be computed twice."""
+        """Whether an op with this effect may run more than once."""
         return self in (Effect.NONE, Effect.RNG)
 
 
@@ -125,9 +125,9 @@ class OpSpec:
         reads: buffers the op reads.
         makes: buffers the op allocates, with their size (bytes).
         cost: seconds, FLOPs or any other additive price of computing the op once.
-        writes: existing buffers the op mutates. A write counts as a read too.
+        writes: existing buffers the op mutates. The op needs their old content, as if it also read them.
         writes_once: the part of `writes` that only the first run mutates, such as the running statistics of a batch
-            norm. The op's other results are independent of them, so the executor passes a substitute to later runs.
+            norm. The op's other results do not depend on this part, so the executor passes a substitute to later runs.
         time_ns: recorded run time of the op, nanoseconds; 0 if not known.
         workspace_bytes: bytes the op allocates and frees while it runs.
         effect: its effect besides reading and writing its buffers.
@@ -165,8 +165,8 @@ class Graph:
     """A program without branches, as immutable arrays; op `i` is the i-th op of the program.
 
     Memory is counted in this way. When an op runs, its outputs and its workspace are allocated, and then live bytes
-    are counted. After the op, every buffer whose last user has run is freed, unless it is pinned. An unused output
-    is freed right after the op that made it.
+    are counted. After the op, every freeable buffer whose last user has run is freed. An unused output is freed right
+    after the op that made it.
 
     A mutated buffer has versions. Its producer makes version 0, and each op that writes it makes the next version.
 
@@ -181,9 +181,10 @@ class Graph:
         buffer_nbytes: size of every buffer (bytes).
         buffer_producer: op that makes each buffer, -1 for an external one.
         buffer_pinned: whether each buffer must exist, in its last version, at the end.
-        buffer_freeable: whether each buffer may be freed after its last use.
-        buffer_death: op after which the recorded program freed each buffer, -1 where that was its last
-            use. Only `program_peak` reads it: plans always free at the last use.
+        buffer_freeable: whether each buffer may be freed after its last use: it is not pinned, and it was made by an
+            op or is one of `freeable_externals`.
+        buffer_death: op after which the recorded program freed each buffer, -1 if that was its last use. Only
+            `program_peak` reads it: plans always free at the last use.
         reads: op -> buffers it reads.
         read_version: version that is read, for each entry of `reads`.
         makes: op -> buffers it allocates (version 0).
@@ -246,7 +247,7 @@ class Graph:
         reads, read_version, writes, write_version = _buffer_access(specs, index, producer)
         makes = Csr.from_rows([[index[name] for name in spec.makes] for spec in specs])
         effect = np.array([spec.effect for spec in specs], dtype=np.int8)
-        # an external buffer is freed after its last use, so it needs a use
+        # an external buffer without a use is never freed, because the free follows the last use
         freed = {name for spec in specs for name in (*spec.reads, *spec.writes) if name in may_free}
         freeable = [name not in pinned and (name in producer or name in freed) for name in index]
         return cls(
@@ -332,13 +333,15 @@ class Graph:
         return f"<Graph: {self.num_ops} ops, {self.num_buffers} buffers>"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # without the cached properties
         return Graph, tuple(getattr(self, entry.name) for entry in dataclasses.fields(self))
 
 
 def fingerprint(graph: Graph) -> str:
     """Return a hash of the ops, the buffers, their sizes, and their uses. A plan fits programs with the same hash only.
 
-    Costs are left out. They are measured times that differ in every recording, and a plan is valid with any costs.
+    Costs, run times and workspaces are left out. They are measured and differ between recordings, and an order of the
+    ops is valid with any of them.
     """
     digest = hashlib.sha256()
     digest.update(repr(graph.op_names).encode())
@@ -396,9 +399,18 @@ def _as_spec(op: OpSpec | ShortOp) -> OpSpec:
             name, reads, makes, cost = op
         except (TypeError, ValueError):
             raise GraphError(f"{op!r} is not an op; write (name, reads, {{buffer: nbytes}}, cost)") from None
-        if isinstance(reads, str) or not isinstance(makes, Mapping):
-            raise GraphError(f"op {name!r}: reads is a list of buffers and outputs a dict {{buffer: nbytes}}")
-        spec = OpSpec(name, tuple(reads), makes, cost)
+        is_list = isinstance(reads, Iterable) and not isinstance(reads, str)
+        spec = OpSpec(name, tuple(reads) if is_list else reads, makes, cost)
+    lists = (spec.reads, spec.writes, spec.writes_once)
+    if not isinstance(spec.makes, Mapping) or any(
+        isinstance(each, str) or not isinstance(each, Collection) for each in lists
+    ):
+        raise GraphError(
+            f"op {spec.name!r}: reads and writes are lists of buffers, and makes is a dict {{buffer: nbytes}}"
+        )
+    for buffer in spec.writes_once:
+        if buffer not in spec.writes:
+            raise GraphError(f"op {spec.name!r} has {buffer!r} in writes_once, but not in writes")
     if not (math.isfinite(spec.cost) and spec.cost >= 0):
         raise GraphError(f"op {spec.name!r} costs {spec.cost!r}; a cost is a finite number, zero or more")
     if spec.workspace_bytes < 0:
@@ -429,13 +441,16 @@ def _index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[N
 
     Args:
         specs: the ops.
-        producer: the result of `producers`.
-        named: buffers that the caller of `Graph.build` named. A name that no op uses is an error.
+        producer: the result of `_producers`.
+        named: buffers in the options of `Graph.build`. A name that no op uses is an error.
     """
     used = {name for spec in specs for name in (*spec.reads, *spec.writes)}
     for name in named:
         if name not in used and name not in producer:
-            raise GraphError(f"buffer {name!r} is kept or sized, but no op makes, reads or writes it")
+            raise GraphError(
+                f"buffer {name!r} is in keep, external_nbytes or freeable_externals, "
+                "but no op makes, reads or writes it"
+            )
     externals: dict[Name, None] = {}
     for spec in specs:
         externals.update((name, None) for name in (*spec.reads, *spec.writes) if name not in producer)
@@ -443,7 +458,7 @@ def _index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[N
 
 
 def _buffer_access(specs: list[OpSpec], index: dict[Name, int], producer: dict[Name, int]) -> _Access:
-    """Return which version of a buffer each op uses: 0 as it was made, one more after each mutation."""
+    """Return the version of each buffer that each op uses: 0 before the first mutation, one more after each."""
     version = [0] * len(index)
     reads: list[list[int]] = []
     writes: list[list[int]] = []
@@ -482,7 +497,8 @@ def _too_early(specs: list[OpSpec], producer: dict[Name, int], position: int, na
     behind = [maker]
     seen = {maker.name}
     while behind:
-        for needed in behind.pop().reads:
+        waiting = behind.pop()
+        for needed in (*waiting.reads, *waiting.writes):
             other = specs[producer[needed]] if needed in producer else None
             if other is reader:
                 return f"ops {reader.name!r} and {maker.name!r} wait for each other: a cycle through {name!r}"
@@ -530,8 +546,8 @@ def _recorded_deaths(death: Mapping[Name, int], index: dict[Name, int], num_ops:
     return deaths
 
 
-# Ops of one chain keep program order. An unknown effect may draw random numbers and may act on the host, so it is in
-# both chains.
+# Ops of one chain keep program order. An op with an unknown effect may draw random numbers and may act on the host, so
+# it is in both chains.
 EFFECT_CHAINS = (
     (Effect.RNG, Effect.UNKNOWN),
     (Effect.COLLECTIVE, Effect.ITEM, Effect.UNKNOWN),
@@ -550,8 +566,7 @@ def _precedence(  # noqa: PLR0917 (the arrays of a Graph that does not exist yet
     """Return the ops that must run before each op.
 
     A reader of version k of a buffer runs after the op that wrote version k and before the op that writes
-    version k + 1. Writers of a buffer run in order. RNG ops keep their order, and so do all other ops with an
-    effect; an op with an unknown effect keeps its place in both of these chains.
+    version k + 1. Writers of a buffer run in order. The ops of each chain in `EFFECT_CHAINS` keep their order.
     """
     num_ops = len(reads)
     first_slot = np.concatenate(([0], np.cumsum(1 + np.bincount(writes.indices, minlength=num_buffers))))

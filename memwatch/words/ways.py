@@ -1,4 +1,4 @@
-"""The words for the changes that would lower the peak, which memwatch simulates from one recording."""
+"""The words for the changes that would lower the peak. memwatch simulates them on one recording."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OTHER_OPTIMIZERS: Final = {
     "adafactor": "train with Adafactor, which keeps a row and a column for each matrix",
 }
 SPARSE_GRADIENTS: Final = (
-    "give the embeddings {names} sparse gradients, which have the rows that a batch reads"
+    "give the embeddings {names} sparse gradients, which have only the rows that a batch reads"
 )
-SPARSE_ADAM: Final = SPARSE_GRADIENTS + ", and train them with SparseAdam"
+SPARSE_ADAM: Final = SPARSE_GRADIENTS + ", and train these embeddings with SparseAdam"
 LOSS_IN_PARTS: Final = "compute the logits of `{name}` and the cross entropy part by part"
-OFFLOAD: Final = "move to the host what {count} modules save for backward: {names}"
+OFFLOAD: Final = "move to the host the tensors that {count} modules save for backward: {names}"
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
 UNREAD_GRADIENTS: Final = "compute no gradients for {names}, because nobody reads them"
@@ -32,10 +32,11 @@ FLOAT32: Final = "let {names} compute in float32, not in float64"
 BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "`{first}`, `{second}` ... `{last}`"
-"""Modules by name, from the first to the last of them."""
+"""The names of many modules: the first two and the last."""
 _MOST_NAMES: Final = 3
-"""The text names all modules if they are at most so many, and else the first two and the last. A guess."""
+"""A text has the names of all modules if there are no more than this. A guess."""
 
+# Facts and decisions for you, before you make a change
 ROUNDING: Final = "a fused step rounds a little differently"
 OTHER_TRAINING: Final = (
     "another optimizer trains differently: choose its learning rate, and give schedulers the new optimizer"
@@ -50,13 +51,13 @@ ROWS_BY_SPARSE_ADAM: Final = (
 NO_LOGITS: Final = "the loss rounds a little differently"
 INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
 BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
-EACH_PART: Final = "; each part changes {names} once more"
+EACH_PART: Final = "; the forward of each part changes {names}"
 COUNTED_TARGETS: Final = (
-    "; cross entropy leaves out the targets that are ignore_index: "
-    "give the targets last, as the loss gets them, and your ignore_index"
+    "; cross entropy ignores targets that equal ignore_index: "
+    "pass the targets last, in the form that the loss gets, and your ignore_index"
 )
 NO_GRADIENTS: Final = (
-    "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
+    "the results then have no gradients; torch.inference_mode works too if autograd reads none of them"
 )
 NOT_IN_OPTIMIZER: Final = (
     "no optimizer that stepped in the recording has these parameters, and none may get them later"
@@ -69,7 +70,6 @@ SINGLE_PRECISION: Final = (
     "float32 has 7 significant digits, float64 has 16; the targets of a loss must be float32 too"
 )
 HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
-"""What you have to decide or to know before you take a way."""
 
 HEADING: Final = "What would lower the peak"
 HEADING_BESIDE_FINDINGS: Final = "What would lower the peak, while the findings are as they are"
@@ -88,11 +88,11 @@ FALL: Final = "to {peak} ({share} less)"
 SHARE_LESS: Final = "{share} less"
 LINES_OF_FIRST: Final = "Code for the change to {peak}:"
 LINES_OF: Final = "Code for the change to {peak}, the first without a condition:"
+# Comments above the code of a change
 PLACE: Final = "# before the training loop"
 PLACE_AT_TOP: Final = "# at the top of the file that computes the loss"
 PLACE_IN: Final = "# in {function}, before the training loop"
 STANDS_FOR: Final = "# {word} stands for your {word}"
-"""Comments above the code of a change."""
 MORE_LINES: Final = "Code for the others: prof.ways in Python, or memwatch summary --json"
 HEADING_SHORT: Final = "What would lower the peak (all {count:,}: memwatch summary --json)"
 MORE_WAYS: Final = "{count:,} more: `--rows 40` lists them, and prof.ways in Python"
@@ -110,7 +110,12 @@ CHANGED_ARGUMENTS: Final = (
 
 
 def changed_arguments(modules: list[str], objects: list[str]) -> str:
-    """Return why some modules cannot be checkpointed, given their classes and those of the objects."""
+    """Return why some modules cannot be checkpointed.
+
+    Args:
+        modules: the class of each module.
+        objects: the classes of the objects into which the modules put tensors.
+    """
     classes, kinds = (", ".join(sorted(set(names))) for names in (modules, objects))
     return CHANGED_ARGUMENTS.format(classes=classes, objects=kinds, **_by_number(modules))
 
@@ -126,7 +131,12 @@ GROWN_LISTS: Final = (
 
 
 def grown_lists(modules: list[str], lists: list[str]) -> str:
-    """Return why some modules cannot be checkpointed, given their classes and the attributes with their lists."""
+    """Return why some modules cannot be checkpointed.
+
+    Args:
+        modules: the class of each module.
+        lists: the attributes with the lists that grow.
+    """
     classes = ", ".join(sorted(set(modules)))
     names = ", ".join(sorted({f"`{name}`" for name in lists}))
     return GROWN_LISTS.format(classes=classes, lists=names, **_by_number(modules))
@@ -147,9 +157,10 @@ def state_between_parts(names: Sequence[str]) -> str:
 
 
 def names_as_text(names: Sequence[str]) -> str:
-    """Return some names for a text. The second name shows whether modules between the first and the last are left out.
+    """Return some names for a text: all of them, or the first two and the last.
 
-    The names have backticks, because a name such as `0` would read as a count.
+    The second name shows the steps, as in "`0`, `2` ... `10`". The names have backticks, because a name such as `0`
+    would read as a count.
     """
     if len(names) <= _MOST_NAMES:
         return ", ".join(f"`{name}`" for name in names)
@@ -160,9 +171,9 @@ def changed_attributes(modules: list[str], attributes: list[str], *, are_buffers
     """Return why some modules cannot be checkpointed.
 
     Args:
-        modules: their classes.
-        attributes: the attributes that they change.
-        are_buffers: whether all of these are buffers, which the modules replace.
+        modules: the class of each module.
+        attributes: the attributes that the modules change.
+        are_buffers: whether all these attributes are buffers, which the modules replace.
     """
     classes = ", ".join(sorted(set(modules)))
     names = ", ".join(sorted({f"`{name}`" for name in attributes}))
@@ -171,17 +182,17 @@ def changed_attributes(modules: list[str], attributes: list[str], *, are_buffers
 
 
 def _by_number(modules: list[str]) -> dict[str, str]:
-    """Return the words of a sentence about one module or several."""
+    """Return the words of a sentence about one module or several, given the class of each."""
     if len(modules) == 1:
         return {"modules": "1 module", "each": "it", "they": "it"}
     return {"modules": f"{len(modules)} modules", "each": "each", "they": "they"}
 
 
 def code_heading(number: int, peak: str) -> str:
-    """Return the line above the code of a way, given its place in the list and the peak with it."""
+    """Return the line above the code of a change, given its place in the list, from 0, and the peak with it."""
     return (LINES_OF_FIRST if number == 0 else LINES_OF).format(peak=peak)
 
 
 def time_text(ratio: float) -> str:
-    """Return what a change does to the duration of the ops; NaN is not known."""
+    """Return the text for the duration of the ops with a change, relative to the duration without; NaN is unknown."""
     return TIME_UNKNOWN if math.isnan(ratio) else TIME.format(ratio=ratio)

@@ -347,6 +347,28 @@ def test_rows_of_numbers_do_not_hide_what_lies_among_them():
     assert sorted(found) == ["among", "attached"]
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda array: (array, 0),
+        lambda array: (0, array),
+        lambda array: ((0, array), "text"),
+        lambda array: {"array": array},
+        lambda array: {"number": 0, "array": array},
+        lambda array: {"number": 0, "pair": (0, array)},
+    ],
+)
+def test_an_array_in_a_container_that_gc_does_not_track_is_found(around):
+    """The collector does not track arrays, nor tuples and dictionaries that have only arrays and numbers."""
+    tensor = torch.zeros(3)
+    container = around(tensor.numpy())
+    gc.collect()
+    gc.collect()  # the outer tuple
+    root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "container", container, CALL)])
+    chains = ReferenceSearch(set(), deep=False, barren=set()).tensors(root)
+    assert [chain[-1].data_ptr() for chain in chains] == [tensor.data_ptr()]
+
+
 def test_the_search_for_the_names_of_leaves_follows_no_more_than_it_may():
     """The value of a variable is named whatever the limit. Objects behind it count against the limit."""
     leaf, behind = torch.ones(3, requires_grad=True), [torch.ones(3, requires_grad=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import gc
 import sys
 import threading
 import weakref
@@ -362,3 +363,13 @@ def test_a_read_only_view_of_a_dictionary_has_no_name_of_its_own():
     assert leak.edges[-1].kind is EdgeKind.VALUE
     assert leak.edges[-1].name == "'weights'"
     assert EdgeKind.REFERENCE not in {edge.kind for edge in leak.edges}
+
+
+def test_a_tuple_in_a_cache_is_a_result_or_an_argument():
+    """A bounded cache keeps the arguments of a call in a tuple too."""
+    cached = functools.lru_cache(lambda tensor: (tensor + 1, 0))
+    argument = new()
+    result = cached(argument)
+    (key,) = (held for held in gc.get_referents(cached) if type(held) is tuple and held[0] is argument)
+    edges = [name_edge((cached, held, held[0]), 0)[0] for held in (result, key)]
+    assert [edge.kind for edge in edges] == [EdgeKind.CACHE_RESULT, EdgeKind.CACHE_ARGUMENT]

@@ -34,6 +34,11 @@ def of_tensor(tensor):
     return tensor.numel()
 
 
+@functools.lru_cache(maxsize=32)
+def encoder_and_size(size):
+    return Encoder(), size
+
+
 def new_encoder():
     Encoder().table(3)
 
@@ -50,10 +55,14 @@ def new_tensor():
     of_tensor(torch.ones(100))
 
 
+def new_pair():
+    encoder_and_size(next(SIZES))
+
+
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.set_num_threads(1)
-    for cached in (Encoder.table, Encoder.last_table, of_tensor):
+    for cached in (Encoder.table, Encoder.last_table, of_tensor, encoder_and_size):
         cached.cache_clear()
     Encoder().last_table(3)
 
@@ -66,7 +75,7 @@ def test_a_cached_method_keeps_each_object_up_to_its_bound(runs):
     assert leak.advice == advice(Remedy.CACHED_METHOD, with_graph=False)
 
 
-@pytest.mark.parametrize("fn", [new_encoder_in_a_cache_of_one, new_size, new_tensor])
+@pytest.mark.parametrize("fn", [new_encoder_in_a_cache_of_one, new_size, new_tensor, new_pair])
 @pytest.mark.parametrize("runs", [3, 5, "auto"])
 def test_what_a_bounded_cache_is_made_to_keep_is_no_leak(fn, runs):
     """One object at a time, results, and tensors that the program gave to the cache."""
@@ -78,7 +87,7 @@ def test_one_pass_tells_an_object_that_a_cached_method_keeps():
         new_encoder()
 
 
-@pytest.mark.parametrize("fn", [new_encoder_in_a_cache_of_one, new_size, new_tensor])
+@pytest.mark.parametrize("fn", [new_encoder_in_a_cache_of_one, new_size, new_tensor, new_pair])
 def test_one_pass_allows_what_a_bounded_cache_is_made_to_keep(fn):
     with check_leaks():
         fn()

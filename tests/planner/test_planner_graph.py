@@ -103,7 +103,12 @@ def test_only_pure_ops_are_recomputable_unless_the_generator_state_is_promised()
         ([("a", [], {"x": 1.5}, 1)], "size 1.5"),
         ([("a", [], {"x": 1}, -2)], "costs -2"),
         ([("a", [], {"x": 1}, float("nan"))], "costs nan"),
-        ([("a", "xy", {"x": 1}, 1)], "list of buffers"),
+        ([("a", "xy", {"x": 1}, 1)], "lists of buffers"),
+        ([("a", 3, {"x": 1}, 1)], "lists of buffers"),
+        ([OpSpec("a", reads="xy")], "lists of buffers"),
+        ([OpSpec("a", writes="xy")], "lists of buffers"),
+        ([OpSpec("a", ["y"], {"x": 1}), OpSpec("b", makes={"y": 1}, writes=["x"])], "cycle"),
+        ([OpSpec("a", reads=["x"], writes_once=["x"])], "'x' in writes_once, but not in writes"),
         ([("a", [], 1)], "is not an op"),
         ([OpSpec("a", workspace_bytes=-1)], "workspace of -1"),
         ([OpSpec("a", effect=Effect.ITEM, recomputable=True)], "cannot be recomputable"),
@@ -118,7 +123,7 @@ def test_what_is_no_program_is_refused_with_the_value_in_the_message(ops, messag
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": ["nothing"]}, "'nothing' is kept"),
+        ({"keep": ["nothing"]}, "'nothing' is in keep"),
         ({"external_nbytes": {"y": 4}}, "op 'a' makes it"),
         ({"death": {"y": 7}}, "dies after op 7"),
         ({"death": {"nothing": 0}}, "'nothing' has a recorded death"),

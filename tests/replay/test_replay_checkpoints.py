@@ -20,7 +20,8 @@ import memwatch
 from memwatch._torch.profiler import is_running
 from memwatch.capture.schema import FORWARD, RECOMPUTE
 from memwatch.errors import MemwatchError
-from memwatch.planner import BudgetError, Graph, load_plan, plan_graph
+from memwatch.planner import BudgetError, Graph, PlanFileError, load_plan, plan_graph
+from memwatch.replay.checkpoints.contexts import training_step
 from memwatch.replay.checkpoints.regions import own_regions
 from memwatch.replay.measure import measure_peak
 
@@ -225,6 +226,40 @@ def test_plan_of_no_training_step_says_so():
     forward = memwatch.plan(record(lambda: model(torch.ones(1, 2)).sum()), order="program", recompute=False)
     with pytest.raises(MemwatchError, match="ran no backward"):
         forward.checkpoint_contexts()
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        gate = x.sigmoid()
+        ctx.save_for_backward(x, gate)
+        return x * gate
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, gate = ctx.saved_tensors
+        return grad * gate * (1 + x * (1 - gate))
+
+
+def test_tensors_that_a_custom_function_saved_belong_to_the_region_that_it_ends():
+    class Block(nn.Linear):
+        def forward(self, x):
+            return Swish.apply(super().forward(x))
+
+    model, x = nn.Sequential(Block(32, 32), Block(32, 32)), torch.randn(64, 32)
+    prof = record(lambda: model(x).sum().backward())
+    plan = memwatch.plan(prof, budget="100%", order="program", recompute=False, time_limit_s=1)
+    step = training_step(plan)
+    names = [step.overloads[step.call_overload[call]] for call in step.pack_call.tolist()]
+    assert names.count("aten.mul.Tensor") == 4  # the last call of the forward, for two tensors of each block
+
+
+@pytest.mark.parametrize("numbers", [[2**70], 1, [[1]], ["x"], None])
+def test_a_damaged_training_step_is_an_error_of_the_plan_file(numbers):
+    plan = Training("MLP", count=1).plan()
+    content = {**plan.step_content(), "call_price": numbers}
+    with pytest.raises(PlanFileError, match="is damaged"):
+        training_step(SimpleNamespace(step_content=lambda: content))
 
 
 def test_other_sizes_than_the_recorded_ones_are_not_saved():

@@ -1,7 +1,8 @@
-"""A recorded training step, as far as a checkpoint policy needs it: sizes, lives, saved tensors, calls.
+"""The facts about a recorded training step that a checkpoint policy needs: sizes, lives, saved tensors, calls.
 
-Time is counted in calls: the recorded ops that make or write memory or return a number. A plan file holds the step as
-plain lists, so that a loaded plan can drive training without its recording. `read_step` reads it from a recording.
+Time is counted in calls. A call is a recorded op that makes or writes memory, or returns a number. A plan file holds
+the step as plain lists, so that a loaded plan can drive training without its recording. `read_step` reads the step from
+a recording.
 """
 
 from __future__ import annotations
@@ -31,30 +32,32 @@ class TrainingStep:
 
     Attributes:
         overloads: names of overloads, such as `aten.mm.default`.
-        call_overload: of each call, an index into `overloads`.
-        call_phase: index into `PHASES`.
-        call_price: cost of the call (FLOPs; moved bytes are priced as FLOPs).
+        call_overload: the overload of each call, an index into `overloads`.
+        call_phase: its phase, an index into `PHASES`.
+        call_price: its cost (FLOPs; moved bytes are priced as FLOPs).
         call_workspace_bytes: bytes that it allocates and frees while it runs.
         call_mode_bytes: bytes that it takes in addition under a dispatch mode, such as selective checkpointing.
         call_savable: 1 if selective checkpointing may save its results.
-        call_repeatable: 1 if it may run again: it changes nothing except the buffers in `write_buffer`.
+        call_repeatable: 1 if it may run again: it changes nothing except the buffers in `write_buffer`, and random
+            states that torch restores.
         buffer_nbytes: bytes of each buffer.
         buffer_maker: the call that made it, -1 if it existed before.
         buffer_death: the last call that began before it was freed; the number of calls if it lives on.
-        use_call, use_buffer: pairs of a call and a buffer that it reads or writes.
-        write_call, write_buffer: pairs of a call and a buffer that it writes, but did not make.
-        write_module: the module that runs this call, -1 outside of all modules.
-        pack_buffer: the buffer of each saved tensor, in the order of saving.
-        pack_call: the call whose backward needs it.
-        pack_saved: how many calls had begun when it was saved.
+        use_call, use_buffer: pairs of a call and a buffer that the call reads or writes.
+        write_call, write_buffer: pairs of a call and a buffer that the call writes, but did not make.
+        write_module: the module that runs the call of such a pair, -1 outside of all modules.
+        pack_buffer: the buffer of each saved tensor, in the order of saving; -1 if unknown.
+        pack_call: the call whose backward needs it. For a tensor that a custom autograd function saved, this is the
+            last call in the forward of the function.
+        pack_saved: the number of calls that had begun when it was saved.
         pack_read: the call before which backward first read it, -1 if never.
-        pack_released: the last call that had begun when autograd dropped it.
-        module_path: the names of the modules that lead to each module, the root first.
-        module_class: its class.
-        run_module: the module of each module call.
-        run_start, run_end: its calls, a half-open range.
-        run_depth: how many module calls were running above it.
-        again_start, again_end: calls that a checkpoint of the program computed again, half-open ranges.
+        pack_released: the last call that had begun when autograd dropped it; the number of calls if never.
+        module_path: the names of the modules that lead to each module, the root first. The last is its own.
+        module_class: the class of each module.
+        run_module: the module of each call of a module.
+        run_start, run_end: the calls inside it, a half-open range.
+        run_depth: the number of module calls around it.
+        again_start, again_end: half-open ranges of calls that a checkpoint of the program computed again.
         device: the planned device, such as `cpu` or `cuda:0`.
     """
 
@@ -114,21 +117,29 @@ class TrainingStep:
             KeyError, TypeError, ValueError: the content is damaged.
         """
         values: dict[str, Any] = {
-            entry.name: content[entry.name]
-            if entry.name in _PLAIN
-            else np.array(content[entry.name], dtype=np.int64)
+            entry.name: content[entry.name] if entry.name in _PLAIN else _array_of(content[entry.name])
             for entry in fields(cls)
         }
         return cls(**values)
 
 
 _PLAIN: Final = frozenset({"overloads", "module_path", "module_class", "device"})
+"""The fields of a step that are no arrays."""
+_ADD: Final = "aten.add.Tensor"
+_ADD_IN_PLACE: Final = "aten.add_.Tensor"
+_PRODUCT: Final = "aten.mm.default"
+_FORMER: Final = PLACES_OF_MODULES.index("former")
 
 
-_ADD = "aten.add.Tensor"
-_ADD_IN_PLACE = "aten.add_.Tensor"
-_PRODUCT = "aten.mm.default"
-_FORMER = PLACES_OF_MODULES.index("former")
+def _array_of(numbers: Any) -> IntArray:
+    """Return the array of a list in a plan file, which may be damaged."""
+    try:
+        array = np.array(numbers, dtype=np.int64)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+    if array.ndim != 1:
+        raise ValueError(f"{numbers!r} is not a list of integers")
+    return array
 
 
 def read_step(capture: Capture, recorded: Recorded) -> TrainingStep:
@@ -195,10 +206,10 @@ class _Reader:
         )
 
     def _biases(self) -> list[int]:
-        """Return the calls that add a bias in place. Under a dispatch mode torch adds it out of place.
+        """Return the calls that add a bias in place to the matrix product that the previous call made.
 
-        Selective checkpointing is a dispatch mode. So these calls have another name there, and take memory for one more
-        result.
+        Under a dispatch mode, such as selective checkpointing, torch adds the bias out of place. Then the call has
+        another name, and takes memory for one more result.
         """
         calls, buffers = self._calls, self._buffers
         return [
@@ -211,7 +222,7 @@ class _Reader:
         ]
 
     def _call_at(self, op: IntArray) -> IntArray:
-        """Return the first call that is not before each op; the number of calls that began before it."""
+        """Return for each op the first call that is not before it, which is the number of calls before it."""
         return np.searchsorted(self._ops, op).astype(np.int64)
 
     def _deaths(self) -> IntArray:
@@ -239,22 +250,22 @@ class _Reader:
         first_op: dict[int, int] = {}
         for number, op in zip(ops["sequence"][forward].tolist(), ops["op"][forward].tolist(), strict=True):
             first_op.setdefault(number, op)
-        saved = packs["op"]
-        own = _ints(
-            first_op.get(number, op)
-            for number, op in zip(packs["sequence"].tolist(), saved.tolist(), strict=True)
-        )
+        sequence, saved = packs["sequence"], self._call_at(packs["op"])
+        own = _ints(first_op.get(number, NONE) for number in sequence.tolist())
+        # An input that a checkpoint keeps has no node: it belongs to the region, which begins with the next call. The
+        # node of a custom autograd function has no op, and saves its tensors when its forward has ended.
+        without_op = np.where(sequence == NONE, saved, np.maximum(saved - 1, 0))
         never = len(self._calls)
         return {
             "pack_buffer": buffer,
-            "pack_call": self._call_at(own),
-            "pack_saved": self._call_at(saved),
+            "pack_call": np.where(own == NONE, without_op, self._call_at(own)),
+            "pack_saved": saved,
             "pack_read": np.where(read == NONE, NONE, self._call_at(read)),
             "pack_released": np.where(released == NONE, never, self._call_at(released) - 1),
         }
 
     def _places(self) -> dict[int, tuple[str, int]]:
-        """Return the number of each module -> its latest name and parent."""
+        """Return the number of each module -> its latest name and parent. Former places do not count."""
         if self._known_places is None:
             table = self._capture.tables["modules"]
             names = self._capture.text(table["name"])
@@ -293,8 +304,9 @@ class _Reader:
 def _is_savable(call: Call, effect: int, written: set[int]) -> bool:
     """Return True if selective checkpointing may save the results of a call.
 
-    A result that aliases older memory cannot be saved by itself. torch refuses to save a result that is written later.
-    If a random op did not run again, the random ops after it would draw other numbers.
+    The results must be new buffers, because a view of older memory cannot be saved by itself. No later call may write
+    them: torch would refuse to save them. The call may have no effect. If a random op did not run again, for example,
+    the random ops after it would draw other numbers.
     """
     results = [item for item in leaves(call.result) if item is not None]
     if (
