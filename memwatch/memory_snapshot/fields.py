@@ -49,7 +49,7 @@ class Times(NamedTuple):
 
 
 def times_of(traces: list[list[dict[str, Any]]]) -> Times:
-    """Return the times of the entries in some histories, one for each device."""
+    """Return the times of all entries, given the history of each device."""
     are_known = any(traces) and all(TIME in entry for trace in traces for entry in trace)
     counts = [len(trace) for trace in traces]
     if not are_known:
@@ -69,7 +69,7 @@ def times_of(traces: list[list[dict[str, Any]]]) -> Times:
 
 
 def _in_order(trace: list[dict[str, Any]]) -> IntArray:
-    """Return the times of a device's entries in microseconds. A time before that of an earlier entry becomes equal."""
+    """Return the times of a device's entries in microseconds. If a clock went back, repeat the latest time."""
     times = np.array([min(integer(entry, TIME), LATEST_US) for entry in trace], dtype=np.int64)
     return np.maximum.accumulate(times) if len(times) else times
 

@@ -75,7 +75,7 @@ class ReplayResult(ShownAsText):
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether the results differ by no more than those of two runs of the program itself."""
+        """Whether the results differ at most as much as the results of two runs of the program itself."""
         return self.max_abs_diff <= self.tolerance
 
     def __str__(self) -> str:

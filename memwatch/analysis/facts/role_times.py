@@ -410,7 +410,7 @@ class _Samples:
     def _found(self, samples: _SamplesOfRole, row: int, storage: int, stretch: Stretch) -> bool:
         """Return True if a storage was alive and large enough for a sample, which then found it in its role.
 
-        A stretch ends at the first sample that does not, so the samples of a stretch need no list of storages.
+        A sample that does not find it ends the stretch. So a sample within the stretch found the storage.
         """
         death_ns = self._death_ns[storage]
         is_alive = death_ns == NONE or samples.time_ns[row] <= death_ns
@@ -429,7 +429,7 @@ class _SamplesOfRole(NamedTuple):
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:
     """Pair the starts of a role with its ends, in order.
 
-    A start within a stretch is no new stretch: the storage was found in the role again, so it had the role until then.
+    A start within a stretch extends that stretch: the storage was found in the role again.
     """
     found: list[Stretch] = []
     waiting = sorted(ends)

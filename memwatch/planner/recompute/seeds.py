@@ -1,4 +1,4 @@
-"""Find checkpointed schedules from which the search for recomputes starts.
+"""Find checkpointed schedules as starts for the search for recomputes.
 
 The program is cut into stages up to its turning point, the op after the peak. In a training step the backward begins
 there. `seeds` chooses the stages to recompute with the rotor dynamic program. `even_seeds` needs no kernel.
@@ -139,7 +139,7 @@ def even_seeds(graph: Graph) -> Iterator[IntArray]:
     """Yield checkpointed schedules of the program as op numbers. No kernel is needed.
 
     Each schedule keeps everything that its last stages save, and computes its other stages again. The first schedules
-    have few stages, and the first ones with the same number of stages keep only the last stage.
+    have few stages. Among schedules with the same number of stages, the first keeps only the last stage.
     """
     for most in _EVEN_STAGES:
         stages = cut_into_stages(graph, most)
