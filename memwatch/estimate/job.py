@@ -1,4 +1,4 @@
-"""The job that an estimated program believes to be part of: environment, process groups, and no other process."""
+"""Make an estimated program one rank of a job without other processes: environment variables and process groups."""
 
 from __future__ import annotations
 
@@ -39,20 +39,31 @@ _ADDRESS: Final = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 @dataclass(frozen=True)
 class Job:
-    """The estimated rank, and the number of ranks; None for the number that the program itself asks for."""
+    """The estimated rank and the number of ranks.
+
+    Attributes:
+        rank: the rank.
+        world_size: the number of ranks; None for the number that the program itself sets.
+    """
 
     rank: int = 0
     world_size: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < (self.world_size or self.rank + 1):
+        if self.rank < 0:
+            raise MemwatchError(f"rank {self.rank} is below 0; the ranks of a job begin at 0")
+        if self.world_size is None:
+            return
+        if self.world_size < 1:
+            raise MemwatchError(f"a job of {self.world_size} ranks; the number of ranks must be at least 1")
+        if self.rank >= self.world_size:
             raise MemwatchError(
-                f"rank {self.rank} is not in a job of {self.world_size}; the last is {(self.world_size or 1) - 1}"
+                f"rank {self.rank} is not in a job of {self.world_size}; the last is {self.world_size - 1}"
             )
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that torchrun would set on a host with this rank alone."""
+        """The variables that `init_process_group` and programs read, as torchrun sets them for one rank per host."""
         if self.world_size is None:
             return {}
         ranks = {"RANK": self.rank, "WORLD_SIZE": self.world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -61,10 +72,10 @@ class Job:
 
 @contextlib.contextmanager
 def pretended(job: Job) -> Iterator[None]:
-    """Show the program inside a job of that size, with itself as one rank."""
+    """Let the program of the block find a job of that size, in which it is one rank."""
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, job.environment))
-        # init_process_group puts one there
+        # init_process_group sets a hook of its own
         stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))
         if torch.distributed.is_available():
             for target, name, replacement in _replacements(job):
@@ -79,7 +90,7 @@ def _end_groups(was_initialized: bool) -> None:
 
 
 def _replacements(job: Job) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield torch's functions that work with other processes, each with its replacement."""
+    """Yield the parts of torch that need other processes, a clock or real values: owner, name, replacement."""
     from torch import multiprocessing
     from torch.distributed import device_mesh, distributed_c10d
     from torch.nn.parallel import distributed as data_parallel
@@ -93,13 +104,14 @@ def _replacements(job: Job) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     mesh = device_mesh.DeviceMesh
     yield mesh, "__init__", _with_real_ranks(mesh.__init__)
     yield mesh, SUB_MESH, _within(real_tensors, getattr(mesh, SUB_MESH))
-    # the buckets come in another order then, of the same bytes in all; the order is sent as values
+    # DDP never sorts its buckets again: the ranks would send each other the order as values, which fake tensors lack.
+    # The buckets have the same bytes in any order
     if REBUILD is not None:
         yield Reducer, REBUILD, lambda *args: False
     if MAKE_REDUCER is not None:
         maker = data_parallel.DistributedDataParallel
         yield maker, MAKE_REDUCER, _with_reduced_buckets(getattr(maker, MAKE_REDUCER))
-    # the whole fake tensors on which an op's shapes are tried are nobody's memory
+    # DTensor tries an op on whole fake tensors to learn the shapes of its results. They are no memory of the program
     yield PROPAGATOR, PROPAGATE, _within(without_modes, getattr(PROPAGATOR, PROPAGATE))
     yield SHARDING, CHUNK, Shards
     for module in (torch.distributed, distributed_c10d):
@@ -108,7 +120,10 @@ def _replacements(job: Job) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
 
 
 def _rendezvous(job: Job) -> Callable[..., Iterator[tuple[Any, int, int]]]:
-    """Return what finds the other ranks at once; the environment or the program says how many, if nobody else."""
+    """Return a replacement of torch's search for the other ranks. It needs no other process.
+
+    If the job has no number of ranks, the program's argument counts, and otherwise the variable WORLD_SIZE.
+    """
 
     def rendezvous(
         url: str, rank: int = -1, world_size: int = -1, **options: Any
@@ -137,7 +152,10 @@ def _spawn(job: Job) -> Callable[..., None]:
 
 
 def _with_real_ranks(initialize: Callable[..., None]) -> Callable[..., None]:
-    """Return an initializer of meshes that reads tables of ranks: where such a table is fake, ranks are in order."""
+    """Return an initializer of meshes that works on real tables of ranks.
+
+    The values of a fake table are not known. Its ranks are taken to be in order, as `init_device_mesh` makes them.
+    """
 
     def real(value: Any) -> Any:
         return torch.arange(value.numel(), dtype=torch.int).view(value.shape) if is_fake(value) else value
@@ -150,7 +168,10 @@ def _with_real_ranks(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_reduced_buckets(make_reducer: Callable[..., None]) -> Callable[..., None]:
-    """Return a maker of reducers for which a bucket is reduced at once: a fake group has no result to return."""
+    """Return a maker of reducers that get each bucket back at once.
+
+    A reducer waits for the result of its process group, and a fake group returns none.
+    """
 
     def make(ddp: Any, *args: Any, **kwargs: Any) -> None:
         make_reducer(ddp, *args, **kwargs)
@@ -167,9 +188,9 @@ def _reduced(state: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
 
 
 class Shards:
-    """The shards of a parameter, each cut on demand: a rank needs the first and its own.
+    """The shards of a parameter. Each is cut when it is read, because a rank reads only the first and its own.
 
-    FSDP2 cuts all of them, which takes a tenth of a second for each parameter on 4,096 ranks.
+    FSDP2 cuts all shards. With 4,096 ranks this takes a tenth of a second for each parameter.
     """
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
@@ -177,9 +198,11 @@ class Shards:
         self._rows = -(-tensor.size(dim) // num_chunks)
 
     def __getitem__(self, rank: int) -> torch.Tensor:
-        """Return what `torch.chunk` gives to a rank; empty where there are fewer rows."""
+        """Return the shard of a rank, as `torch.chunk` cuts it. If there are too few rows, it is an empty vector."""
         start, size = rank * self._rows, self._tensor.size(self._dim)
-        if rank and start >= size:
+        if (
+            self._rows and start >= size
+        ):  # of a tensor without rows, `torch.chunk` gives each rank a part of its shape
             return self._tensor.new_empty(0)
         return self._tensor.narrow(self._dim, start, min(self._rows, size - start))
 

@@ -1,6 +1,6 @@
-"""Read single fields of a snapshot's dictionaries, and the times of its events.
+"""Read single fields of the dictionaries in a memory snapshot, and the times of its entries.
 
-A field whose type or size torch never writes raises `SnapshotError`.
+The functions raise `SnapshotError` for a field whose type or size torch never writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.text import read_json
 
@@ -27,9 +26,9 @@ class SnapshotError(MemwatchError):
 TIME: Final = "time_us"
 NS_PER_US: Final = 1000
 GAP_NS: Final = 2
-"""The least time between two entries: a free that the history lacks comes between."""
+"""The least time between two entries. It leaves room for a free that is not in the history."""
 LATEST_US: Final = 1 << 52
-"""In the year 2112. Nanoseconds of a later time, and of what follows it, might not fit 64 bits."""
+"""A moment in the year 2112; later times count as this one. In nanoseconds, it and the entries after it fit 64 bits."""
 
 
 class Times(NamedTuple):
@@ -38,8 +37,8 @@ class Times(NamedTuple):
     Attributes:
         of_device: per device, the time of each entry. No two entries of a snapshot have the same time, and the entries
             of a device keep their order.
-        are_known: whether the snapshot has times. If not, a time is the position in the history.
-        start_ns: just before the first entry.
+        are_known: whether every entry has a time. If not, the times only number the entries, device by device.
+        start_ns: a moment just before the first entry.
         end_ns: the time of the last entry.
     """
 
@@ -50,7 +49,7 @@ class Times(NamedTuple):
 
 
 def times_of(traces: list[list[dict[str, Any]]]) -> Times:
-    """Return the times of the entries, per device."""
+    """Return the times of all entries, given the history of each device."""
     are_known = any(traces) and all(TIME in entry for trace in traces for entry in trace)
     counts = [len(trace) for trace in traces]
     if not are_known:
@@ -70,23 +69,24 @@ def times_of(traces: list[list[dict[str, Any]]]) -> Times:
 
 
 def _in_order(trace: list[dict[str, Any]]) -> IntArray:
-    """Return the times of a device's entries in microseconds; a clock that goes back stands still."""
+    """Return the times of a device's entries in microseconds. If a clock went back, repeat the latest time."""
     times = np.array([min(integer(entry, TIME), LATEST_US) for entry in trace], dtype=np.int64)
     return np.maximum.accumulate(times) if len(times) else times
 
 
 MOST: Final = (1 << 62) - 1
-"""The largest integer that is taken: sums of two still fit the capture's 64 bits."""
+"""The largest accepted integer. A sum of two such integers fits the 64 bits of a capture's columns."""
 DEVICE_NAMES: Final = "memwatch_device_names"
-"""A key of ours in a snapshot: a list of the names of its devices, in the order of their numbers.
-torch itself writes numbers alone, which mean CUDA devices."""
+"""A key that only memwatch writes: a list of the names of the devices, in the order of their numbers.
+torch writes only the numbers. The reader of such a snapshot chooses the type of the devices."""
 HOST_SEGMENTS: Final = "host_segments"
 HOST_TRACES: Final = "host_traces"
 """Keys with the pinned memory of the host, as `_record_memory_history(record_pinned_host_memory=True)` records it."""
 PINNED_FORM: Final = "pinned_form"
-"""The key of a capture's meta data with the keys above that the snapshot had, and whether its traces were nested."""
-_LONGEST_SEQUENCE: Final = 16
-_LONGEST_TEXT: Final = 4096
+"""A key of a capture's meta data, so that the snapshot can be written again: which of the two keys above it had, and
+whether its traces of pinned memory were one list or a list of lists."""
+_LONGEST_SEQUENCE: Final = 16  # items; a guess
+_LONGEST_TEXT: Final = 4096  # characters; a guess
 _as_json: Final = json.JSONEncoder(sort_keys=True).encode
 _PLAIN: Final = (int, float, type(None))
 
@@ -106,13 +106,15 @@ def integer(
     value = entry.get(key)
     if value is None and otherwise is not None:
         return otherwise
-    if not isinstance(value, int) or not least <= value <= most:
-        raise SnapshotError(f"its field {key!r} is {_shown(value)}, not a number of bytes, address or id")
+    if not isinstance(value, int):
+        raise SnapshotError(f"its field {key!r} is {_shown(value)}, not an integer")
+    if not least <= value <= most:
+        raise SnapshotError(f"its field {key!r} is {value}, not an integer from {least} to {most}")
     return int(value)
 
 
 def text(entry: Mapping[str, Any], key: str) -> str:
-    """Return a text field, empty text where it is missing."""
+    """Return a text field; empty text if it is missing."""
     value = entry.get(key, "")
     if not isinstance(value, str):
         raise SnapshotError(f"its field {key!r} is {_shown(value)}, not text")
@@ -124,7 +126,7 @@ def dicts(value: object, what: str) -> Iterator[dict[str, Any]]:
 
     Args:
         value: the list.
-        what: what is in it, for the error.
+        what: a plural noun for its items, for the error.
     """
     for entry in _list(value, what):
         if not isinstance(entry, dict):
@@ -133,10 +135,16 @@ def dicts(value: object, what: str) -> Iterator[dict[str, Any]]:
 
 
 def lists(value: object, what: str, *, most: int) -> list[Sequence[Any]]:
-    """Return a list of at most so many lists."""
+    """Return the lists in a list.
+
+    Args:
+        value: the list.
+        what: a plural noun for its items, for the error.
+        most: a longer list raises an error.
+    """
     found = _list(value, what)
     if len(found) > most:
-        raise SnapshotError(f"it has {len(found):,} {what}; {most:,} are the most")
+        raise SnapshotError(f"it has {len(found):,} {what}; memwatch reads at most {most:,}")
     return [_list(each, what) for each in found]
 
 
@@ -147,12 +155,14 @@ def _list(value: object, what: str) -> Sequence[Any]:
 
 
 def plain(entry: Mapping[str, Any], known: Iterable[str], left_out: set[str]) -> str:
-    """Return the other fields of a dict as JSON: text, numbers and short sequences of these.
+    """Return the fields of a dict that have no column, as JSON; empty text if there are none.
+
+    Only texts, numbers, None, and short lists and tuples of these are kept.
 
     Args:
         entry: the dict.
         known: the fields that have a column of their own.
-        left_out: takes the names of fields that hold anything larger.
+        left_out: gets the names of the fields that are not kept.
     """
     kept = {}
     for key in entry.keys() - known:
@@ -170,24 +180,19 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_short(value: object) -> bool:
-    # one long text may stand in every entry of a small file
+    # a pickle can name one long text in every entry, so a small file could fill the memory
     return len(value) <= _LONGEST_TEXT if isinstance(value, str) else isinstance(value, _PLAIN)
 
 
 def from_plain(written: str) -> dict[str, Any]:
-    """Return the fields that `plain` wrote; sequences are tuples again, as torch's ids of pools are."""
+    """Return the fields that `plain` wrote. Lists become tuples again, because torch's ids of pools are tuples."""
     fields = read_json(written) if written else {}
     if not isinstance(fields, dict):
         raise SnapshotError(
-            "the capture is damaged: the fields of an entry are no JSON object; import it again"
+            "the capture is damaged: the fields of an entry are not a JSON object; import the snapshot again"
         )
     return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
 
 
-def optional(value: int) -> int | None:
-    """Return a column's value, None for -1."""
-    return None if value == NONE else value
-
-
 def _shown(value: object) -> str:
-    return "missing" if value is None else f"a {type(value).__name__} that is out of range or misplaced"
+    return "missing" if value is None else f"of type {type(value).__name__}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from memwatch.device_names import CPU
+from memwatch.device_names import CPU, is_host
 from memwatch.devices import Failure, adapter_of, devices_in_use, is_of_host, is_of_numpy
 from memwatch.devices.adapters import reserved_in
 from memwatch.job import program_name
@@ -34,7 +34,7 @@ from memwatch.text import visible
 from memwatch.words.processes import OTHER_PROCESS, TOO_LARGE, reserved_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from memwatch.devices.adapters import Reserved
     from memwatch.monitor.limits import Limit
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 ESTIMATED: Final = "estimated"
 _LEAST_SHARE: Final = 0.01
-"""A change or a container that saves less than this share of the memory is not listed."""
-_MOST_ERROR_LETTERS: Final = 400
+"""A change that saves less than this share of the memory is not listed, and neither is a smaller container. A guess."""
+_MOST_ERROR_LETTERS: Final = 400  # characters of a line of the error's text; a guess
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Change:
     Attributes:
         change: what to do.
         category: the memory that it concerns: a category of tensors, or a row of the process.
-        saved_bytes: the bytes, computed from the live bytes of the category. Nobody ran the changed program.
-        is_upper_bound: whether it saves less than that if the program needs part of the memory anyway.
+        saved_bytes: the saved bytes, estimated from the memory in use. Nobody ran the changed program.
+        is_upper_bound: whether the change saves less if the program needs part of that memory anyway.
         basis: always `estimated`.
     """
 
@@ -68,22 +68,26 @@ class Change:
 
 @dataclass
 class Shortage:
-    """The facts of the moment.
+    """The facts of the moment when memory ran out, or nearly did.
 
     Attributes:
         error: class and text of the error; empty if a limit was nearly reached.
-        limit: the limit that was nearly reached.
-        asked_bytes: the request that failed, where the error has it.
+        limit: the limit that was nearly reached; None for an error.
+        asked_bytes: the size of the request that failed; None if the error does not contain it.
         in_worker: whether another process or thread raised the error first.
-        in_process: whether this was another process. Then the memory below is not the memory that ran out.
-        is_of_host: whether the memory of the host ran out.
+        in_process: whether that was another process. The other attributes then describe this process, whose memory
+            did not run out.
+        is_of_host: whether the memory of the host ran out, not that of an accelerator.
         limits: the limits on the process, the limit with the least room first.
         reserved: the memory that the caching allocator of each device holds.
-        rows: the memory of the process, if it could be read.
-        trimmable_bytes: about what `malloc_trim(0)` would return to the system.
-        live: what is alive.
-        recent: resident bytes of the process at the watch's last looks, with their times.
+        rows: the memory of the process; None if it could not be read.
+        trimmable_bytes: about the bytes that `malloc_trim(0)` would return to the system.
+        live: the tensors and other large objects that are alive, with their holders.
+        recent: the latest samples: a time in seconds since the epoch, and the resident bytes of the process.
         notes: sentences about facts that are not known.
+        time_s: the time of the report, in seconds since the epoch.
+        pid: the number of the process.
+        program: its name.
     """
 
     error: str = ""
@@ -104,21 +108,26 @@ class Shortage:
     program: str = field(default_factory=program_name)
 
     def set_error(self, error: BaseException) -> None:
-        """Take the facts from an error, without running code of its class."""
+        """Take the facts from an error. The shown text is the one that Python stores, not the result of `__str__`."""
         failure = Failure.of(error)
         self.asked_bytes, self.in_worker = failure.asked_bytes, failure.in_worker
         self.in_process, self.is_of_host = failure.in_process, is_of_host(error)
-        # numpy's error has no text but this method's
+        # Python stores no text for numpy's error: only its own `__str__` makes one
         text = str(error) if is_of_numpy(error) else BaseException.__str__(error)
         lines = text.strip().splitlines()
-        # the error of a worker has the worker's traceback in between
+        # between the first and the last line, the error of a worker has the worker's traceback
         ends = lines if len(lines) < 2 else [lines[0], lines[-1]]
         text = " ... ".join(line[:_MOST_ERROR_LETTERS] for line in ends)
         name = type(error).__qualname__ if is_of_numpy(error) else type(error).__name__
         self.error = f"{name}: {text}" if text else name
 
     def note_failure(self, what: str, read: Callable[[], None]) -> None:
-        """Call a function that reads some facts. If it fails, the report has a note about that instead."""
+        """Call a function that reads some facts. If it fails, add a note that names the missing facts.
+
+        Args:
+            what: the facts, in words.
+            read: the function.
+        """
         try:
             read()
         except MemoryError:
@@ -127,7 +136,7 @@ class Shortage:
             self.notes.append(f"{what}: not known ({type(error).__name__}: {error})")
 
     def read_reserved(self) -> None:
-        """Read what the caching allocators hold."""
+        """Read the memory that the caching allocators of accelerators hold."""
         for device in devices_in_use():
             if device != CPU:
                 held = reserved_in(adapter_of(device).segments(device))
@@ -152,7 +161,7 @@ class Shortage:
 
     @property
     def large_containers(self) -> list[tuple[str, str, int, int]]:
-        """The containers of Python that matter beside RSS: kind, holder, entries, bytes."""
+        """The containers of Python with at least 1 % of RSS and a known holder: kind, holder, entries, bytes."""
         least_bytes = 0 if self.rows is None else _LEAST_SHARE * self.rows.rss_bytes
         return [
             (each.kind, each.holder, each.entries, each.nbytes)
@@ -162,63 +171,67 @@ class Shortage:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether the request would have failed with all changes too: it alone is the problem."""
+        """Whether the request would have failed even with all changes. Then its own size is the problem."""
         if self.asked_bytes is None or not self.is_of_host or self.in_process:
             return False
         rooms = [each.room_bytes for each in self.limits] or [psutil.virtual_memory().available]
-        # the changes concern the same bytes at times, so this is more than they save together
+        # some changes save the same bytes, so all of them together save less than this sum
         return self.asked_bytes > min(rooms) + sum(each.saved_bytes for each in self._possible_changes)
 
     @property
     def changes(self) -> list[Change]:
         """The changes that would have left room, by the saved bytes, largest first."""
-        # the changes of another process are not known, and those of this one would not help it
+        # if another process ran out of memory, changes of this process would not have helped it
         return [] if self.in_process or self.is_too_large else self._possible_changes
 
     @property
     def _possible_changes(self) -> list[Change]:
+        # memory of the host is no help to an accelerator that ran out, nor the reverse
+        devices = [device for device in self.devices if is_host(device) == self.is_of_host]
         found: list[Change] = []
-        for device in self.devices:
+        for device in devices:
             groups = [group for group in self.live.groups if group.device == device]
             where = "" if device == CPU else f" on {device}"
             found += [*_changes_of_training(groups, where), *_changes_of_holders(groups, where)]
-        for device, held in self.reserved.items():
-            asked_bytes = self.asked_bytes or 0
-            # the allocator had enough, but in pieces that are too small for the request
-            if held.largest_free_bytes < asked_bytes <= held.free_bytes:
+        total = sum(group.nbytes for group in self.live.groups if group.device in devices)
+        if not self.is_of_host:
+            found += self._changes_of_pieces()
+        else:
+            if self.rows is not None:
+                total = max(total, self.rows.rss_bytes)
                 found.append(
                     Change(
-                        f"set PYTORCH_ALLOC_CONF=expandable_segments:True: {device} had enough free "
-                        "memory, but in pieces too small for the request",
-                        "reserved",
-                        held.free_bytes,
+                        "set MALLOC_ARENA_MAX=2, or call glibc's malloc_trim(0) at times",
+                        "malloc, free",
+                        self.trimmable_bytes,
                     )
                 )
-        total = sum(group.nbytes for group in self.live.groups)
-        if self.rows is not None:
-            total = max(total, self.rows.rss_bytes)
-            found.append(
-                Change(
-                    "set MALLOC_ARENA_MAX=2, or call glibc's malloc_trim(0) at times",
-                    "malloc, free",
-                    self.trimmable_bytes,
-                )
-            )
-        found += [
-            Change(f"drop entries of the `{kind}` held by {holder}", "Python objects", nbytes)
-            for kind, holder, _, nbytes in self.large_containers
-        ]
+            found += [
+                Change(f"drop entries of the `{kind}` held by {holder}", "Python objects", nbytes)
+                for kind, holder, _, nbytes in self.large_containers
+            ]
         listed = [each for each in found if each.saved_bytes >= max(_LEAST_SHARE * total, 1)]
         return sorted(listed, key=lambda each: -each.saved_bytes)
 
+    def _changes_of_pieces(self) -> Iterator[Change]:
+        """Yield a change for each allocator that had enough free memory, but no piece as large as the request."""
+        for device, held in self.reserved.items():
+            if held.largest_free_bytes < (self.asked_bytes or 0) <= held.free_bytes:
+                yield Change(
+                    f"set PYTORCH_ALLOC_CONF=expandable_segments:True: {device} had enough free "
+                    "memory, but in pieces too small for the request",
+                    "reserved",
+                    held.free_bytes,
+                )
+
 
 def _changes_of_training(groups: list[Group], where: str) -> list[Change]:
-    """Return the changes for memory that every training has, from its bytes alone."""
+    """Return the changes for memory that any training has. They need only the bytes of each category."""
 
     def of(category: str) -> list[Group]:
         return [group for group in groups if group.category == category]
 
-    # the layers of a running forward; a graph that an attribute or a container keeps is not one
+    # without the graphs that an attribute or a container keeps: checkpoints of layers would not free those
     saved = sum(group.nbytes for group in of(SAVED) if not group.is_kept)
     gradients = sum(group.nbytes for group in of(GRADIENT))
     largest_gradient = max((group.largest_bytes for group in of(GRADIENT)), default=0)
@@ -245,7 +258,7 @@ def _changes_of_training(groups: list[Group], where: str) -> list[Change]:
 
 
 def _changes_of_holders(groups: list[Group], where: str) -> list[Change]:
-    """Return a change for each holder of other memory: to drop it as soon as nobody needs it."""
+    """Return a change for each holder of a kept graph, and for each holder of memory that is not of training."""
     kept_graphs = [
         Change(f"detach the tensors{where} that keep autograd's graph: {group.holder}", SAVED, group.nbytes)
         for group in groups
@@ -258,9 +271,9 @@ def _changes_of_holders(groups: list[Group], where: str) -> list[Change]:
     ]
 
 
-_SHORT: Final = 4  # rows of each list in the note on an error
-_LONG: Final = 12  # and in the report
-_SIZE: Final = 12
+_SHORT: Final = 4  # most rows of a list in the note on an error; a guess
+_LONG: Final = 12  # most rows of a list in the report; a guess
+_SIZE: Final = 12  # characters of the column with the sizes
 
 
 NOTE: Final = "memwatch: memory ran out"
@@ -285,7 +298,7 @@ def head_of(found: Shortage) -> str:
 
 
 def note_of(found: Shortage) -> str:
-    """Return the note for the error: the live memory, and the changes that would have helped."""
+    """Return the note for the error: the live memory, and the changes that would have left room."""
     return "\n".join(
         [f"memwatch: {head_of(found)}", *_whose(found), *_live(found, _SHORT), *_changes(found, _SHORT)]
     )
@@ -313,7 +326,7 @@ def report_of(found: Shortage) -> str:
         for each in found.limits
     ]
     if found.recent:
-        lines += ["RSS at the latest looks:"]
+        lines += ["RSS at the latest samples:"]
         lines += [
             f"{format_bytes(nbytes):>{_SIZE}}  {found.time_s - time_s:,.1f} s before"
             for time_s, nbytes in found.recent[-_LONG:]
@@ -409,9 +422,9 @@ def json_of(found: Shortage) -> str:
     return json.dumps(record_of(found), indent=2) + "\n"
 
 
-# The report on memory that ran out as a page: one file without scripts.
+# The report as a page: one file without scripts.
 #
-# The page of a capture bundles 0.4 MB of scripts and styles. Memory is short here, so this page needs none of it.
+# The page of a capture contains 0.2 MB of scripts and styles. Memory is short here, so this page does without them.
 _HEAD: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"
 content="default-src 'none'; style-src 'unsafe-inline'"><meta name="viewport" content="width=device-width">
@@ -464,7 +477,7 @@ def page_of(found: Shortage) -> str:
 
 
 def _table(title: str, what: str, rows: Iterable[tuple[str, int]]) -> str:
-    """Return a table of texts and bytes, with a bar for each, or an empty text without rows."""
+    """Return a table of texts and bytes, with a bar for each row; empty text if there are no rows."""
     listed = list(rows)
     if not listed:
         return ""

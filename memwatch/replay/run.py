@@ -1,7 +1,7 @@
-"""Replay a schedule: execute it on the recorded inputs, measure, compare, and restore the random state.
+"""Replay a schedule: execute it on the recorded inputs, measure it, compare its results, and restore the random state.
 
-The program's own tensors are only ever read. An input that the program writes is replaced by a copy of its bytes
-from before the first write. So no replay, finished or failed, changes a tensor of the user.
+No replay changes a tensor of the user, even if it fails. It only reads the program's own tensors. If the program writes
+an input, the replay uses a copy of the bytes from before the first write.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class ReplayResult(ShownAsText):
     Attributes:
         peak_increase_bytes: most bytes that the run allocated and held at once, by the allocator's events.
         planned_bytes: peak increase that the plan predicts.
-        identical: whether everything the program can still reach has the same bytes as after the program, and the
-            random generators have the same state. None for synthetic inputs, because they are not compared.
-        max_abs_diff: largest absolute difference of any element; 0.0 when identical, nan when nothing is
-            compared.
-        tolerance: largest difference between two runs of the program in its own order. It is 0.0 if kernels repeat
-            their results bit for bit, as on the CPU, else more.
-        duration_s: time the run took (s).
+        identical: whether all results have the same bytes as after the program, and the random generators the same
+            state. The results are the storages that the program can still reach. None for synthetic inputs, because
+            their results are not compared.
+        max_abs_diff: largest absolute difference of any element; 0.0 if all results are equal, nan if none is compared.
+        tolerance: largest difference between two runs of the program in its own order. It is measured only if a result
+            differs, and is 0.0 otherwise. It is also 0.0 if kernels repeat their results bit for bit.
+        duration_s: the time of the run (s).
         moved_bytes: bytes that were moved out and back.
-        num_checked: how many storages were compared.
-        synthetic: whether the inputs were made up, because only the capture was there.
-        differs_in: op and line that wrote the first result that differs; empty if all are equal.
+        num_checked: how many results were compared.
+        synthetic: whether the inputs were made up, because the live part of the recording was missing.
+        differs_in: op and line that last wrote the first result that differs; empty if all results are equal.
     """
 
     peak_increase_bytes: int
@@ -75,7 +75,7 @@ class ReplayResult(ShownAsText):
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether the difference is at most the difference between two runs of the program itself."""
+        """Whether the results differ at most as much as the results of two runs of the program itself."""
         return self.max_abs_diff <= self.tolerance
 
     def __str__(self) -> str:
@@ -86,6 +86,10 @@ class ReplayResult(ShownAsText):
             checked = "synthetic inputs, nothing to compare"
         elif self.identical:
             checked = f"{self.num_checked} storages bitwise equal"
+        elif not self.max_abs_diff and not self.differs_in:
+            checked = (
+                f"{self.num_checked} storages bitwise equal, but a random generator ends in another state"
+            )
         else:
             checked = f"largest difference {self.max_abs_diff:g}"
             if self.differs_in:
@@ -109,7 +113,7 @@ def replay_schedule(
         recorded: the program and its graph.
         schedule: the steps.
         inputs: the live part of the recording; None replays with synthetic inputs of the recorded shapes.
-        planned_bytes: peak increase that the plan promises.
+        planned_bytes: peak increase that the plan predicts.
         on_step: called before every step with its number.
 
     Raises:
@@ -171,7 +175,8 @@ class _Run:
         try:
             with measure_peak(self._recorded.device) as measured:
                 device = self._recorded.device
-                wait = partial(adapter_of(device).synchronize, device)  # an accelerator works on after a call
+                # an accelerator may still work when a call has returned
+                wait = partial(adapter_of(device).synchronize, device)
                 wait()
                 start_s = time.perf_counter()
                 executor.run()
@@ -197,7 +202,7 @@ _FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16", "comple
 
 
 def starting_storages(program: Program, inputs: ReplayInputs | None) -> list[torch.UntypedStorage | None]:
-    """Return the storage of every input buffer, and None for buffers that a call makes.
+    """Return the storage of each input that a call uses. The list has None for the other buffers.
 
     Args:
         program: the program.
@@ -235,9 +240,9 @@ def _storage_of(held: HostBytes, device: str) -> torch.UntypedStorage:
 
 
 def _synthetic(buffer: Buffer) -> HostBytes:
-    """Return bytes of the recorded type: numbers between 0 and 1 for floats, zeros for other types.
+    """Return bytes of the recorded type: numbers between 0 and 1 for the common floats, zeros for other types.
 
-    Integers may be indices into tensors of any size, and 0 is the only index that is always valid.
+    Integers may be indices into tensors of any size. 0 is valid in all of them that are not empty.
     """
     if buffer.dtype not in _FLOATS or not buffer.nbytes:
         return np.zeros(buffer.nbytes, dtype=np.uint8)
@@ -249,7 +254,7 @@ def _synthetic(buffer: Buffer) -> HostBytes:
 
 
 def check_inputs(program: Program, inputs: ReplayInputs) -> None:
-    """Raise for a program whose inputs changed while no recorded op wrote them.
+    """Raise an error if an input of the program changed without a recorded op that wrote it.
 
     Raises:
         UnsupportedOpError: the message names the first op that used such an input.
@@ -286,7 +291,7 @@ def _recorded_results(program: Program, inputs: ReplayInputs) -> dict[int, HostB
 
 
 def _shown_bytes(program: Program, buffer: int, held: HostBytes) -> HostBytes:
-    """Return the bytes of a buffer, with zeros outside of all tensors, where kernels leave bytes unset."""
+    """Return the bytes of a buffer, with zeros outside of its tensors. Kernels may leave any bytes there."""
     windows = program.windows.get(buffer, set())
     if any(
         window.offset == 0 and math.prod(window.size) * window.dtype.itemsize == len(held)
@@ -313,7 +318,7 @@ def _differing(wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> lis
 
 
 def _last_writer(program: Program, buffers: list[int]) -> str:
-    """Return the last op that wrote the first of these buffers, for messages; empty text if none did."""
+    """Return the last op that wrote the first of these buffers, for messages; empty text if there are no buffers."""
     calls = (
         call for call in reversed(program.calls) if buffers and buffers[0] in (*call.makes, *call.writes)
     )
@@ -321,7 +326,7 @@ def _last_writer(program: Program, buffers: list[int]) -> str:
 
 
 def _largest_difference(buffer: Buffer, wanted: HostBytes, found: HostBytes | None) -> float:
-    """Return the largest absolute difference of any element; infinite where only one of the two is nan."""
+    """Return the largest absolute difference of any element. It is infinite if only one of two elements is nan."""
     if found is None or len(found) != len(wanted):
         return float("inf")
     dtype: torch.dtype = getattr(torch, buffer.dtype, torch.uint8)
@@ -348,7 +353,7 @@ def _largest_of_all(
 
 
 def _generators_differ(executor: Executor) -> bool:
-    """Return True when the generators are in another state than after the program's last draw."""
+    """Return True if a generator is in another state than after the last recorded op that drew random numbers."""
     inputs = executor.inputs
     if inputs is None or executor.last_drawn < 0:
         return False

@@ -1,6 +1,6 @@
-"""Text for a terminal: as wide as the terminal, coloured only where it can be, ASCII where Unicode cannot be.
+"""Text for a terminal. It keeps to the terminal's width, colours and encoding.
 
-`fragment` turns it into HTML with its colours, for notebooks.
+`fragment` turns such text into HTML with its colours, for notebooks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _ASCII: Final = str.maketrans(
     {BLOCK: "#", ELLIPSIS: "~", "─": "-", "━": "-", "│": "|", "├": "|", "└": "`", SLIVER: "."}
 )
 NOTEBOOK_WIDTH: Final = 110
-"""Characters in a line: what a cell of a notebook shows without breaking."""
+"""Characters in a line that a cell of a notebook shows without a scroll bar. A guess."""
 _FORMAT: Final = (
     '<pre class="memwatch" style="overflow-x: auto; line-height: 1.3; '
     "font-family: Menlo, 'DejaVu Sans Mono', Consolas, monospace\">{code}</pre>"
 )
-# These middle tones are readable on white and on black. The other colours are those of the page.
+# These middle tones are readable on white and on black. The first two colours are only mixed for dim text. Text without
+# a style has the colour of the notebook.
 _THEME: Final = TerminalTheme(
     (255, 255, 255),
     (0, 0, 0),
@@ -58,13 +59,13 @@ def category_style(category: str) -> str:
 
 
 def wants_color() -> bool:
-    """Return True if standard output is a terminal that takes colour (see https://no-color.org)."""
+    """Return True if standard output is a terminal, and its user has not switched colours off (https://no-color.org)."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None in a service without a console
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def line_width(width: int | None) -> int:
-    """Return characters per line: `width`, COLUMNS, the terminal's width or 100; never below 40."""
+    """Return the characters of a line: `width`, COLUMNS, the terminal's width or 100, in this order; at least 40."""
     return max(width or shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns, 40)
 
 
@@ -73,11 +74,11 @@ def to_text(*parts: RenderableType, width: int | None = None, color: bool | None
 
     Args:
         parts: texts, tables and anything else that `rich` prints.
-        width: characters in a line; by default the terminal's (COLUMNS first), or 100 without one.
-        color: whether to write colour codes; by default only for a terminal, and never with NO_COLOR.
+        width: characters in a line; see `line_width` for the default.
+        color: whether to write colour codes; see `wants_color` for the default.
 
     Returns:
-        Text that standard output can encode; lines have no trailing blanks.
+        Text that standard output can encode. Without colours, lines have no trailing blanks.
     """
     colored = wants_color() if color is None else color
     out = io.StringIO()
@@ -100,7 +101,10 @@ def to_text(*parts: RenderableType, width: int | None = None, color: bool | None
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return text that an encoding can hold: drawing characters become ASCII ones, all others escapes."""
+    """Return the text if an encoding can hold it, otherwise the text in ASCII.
+
+    Drawing characters become similar ASCII characters. All other characters become escapes.
+    """
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -110,18 +114,18 @@ def encodable(text: str, encoding: str) -> str:
 
 
 def name(text: str, style: str = "") -> Text:
-    """Return a name from the capture, which can neither be markup nor hold escape codes."""
+    """Return a name from the capture as text that has no effect as markup or as escape codes."""
     return Text(visible(text), style=style, overflow="ellipsis", no_wrap=True)
 
 
 def clip(text: str, characters: int = 400) -> str:
-    """Return a sentence from the capture, cut to so many characters."""
+    """Return text from the capture, cut to so many characters. The default is a guess."""
     shown = visible(text)
     return shown if len(shown) <= characters else shown[: characters - 1] + ELLIPSIS
 
 
 class Code(Text):
-    """Lines of Python that a user copies. They are never wrapped or cut, because a part of a line may not run.
+    """Lines of Python that a user copies. `to_text` prints them whole, because a cut or wrapped line may not run.
 
     Args:
         lines: the lines.
@@ -133,12 +137,12 @@ class Code(Text):
 
 
 def head(text: str, width: int) -> Text:
-    """Return a name that keeps its beginning when it is too long."""
+    """Return a name. If it is too long, keep its beginning."""
     return name(clip(text, max(width, 8)))
 
 
 def tail(text: str, width: int) -> Text:
-    """Return a name that keeps its end when it is too long, as paths should, without the current folder."""
+    """Return a path without the current folder. If it is too long, keep its end."""
     folder = current_folder()
     shown = visible(text.removeprefix(f"{folder}{os.sep}") if folder else text)
     width = max(width, 8)
@@ -146,7 +150,7 @@ def tail(text: str, width: int) -> Text:
 
 
 def middle(text: str, width: int) -> Text:
-    """Return a name that keeps its beginning and its end when it is too long: what it is, and where it was made."""
+    """Return a name. If it is too long, keep its beginning, which names the thing, and its end, which has the place."""
     shown = visible(text)
     width = max(width, 8)
     if len(shown) > width:
@@ -156,7 +160,7 @@ def middle(text: str, width: int) -> Text:
 
 
 def bar(ratio: float, width: int, style: str = "") -> Text:
-    """Return a share as a bar; a share above 0 that is less than half a block is a thin line."""
+    """Return a share as a bar of whole blocks. A share above 0 that rounds to no block is a thin line."""
     filled = round(max(0.0, min(1.0, ratio)) * width)
     blocks = SLIVER if ratio > 0 and not filled else BLOCK * filled
     return Text(blocks, style=style, no_wrap=True, overflow="crop")
@@ -167,7 +171,6 @@ def fragment(text: str) -> str:
     console = Console(
         record=True,
         file=io.StringIO(),
-        width=10 * NOTEBOOK_WIDTH,
         force_terminal=True,
         force_jupyter=False,
         color_system="standard",

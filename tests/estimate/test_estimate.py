@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import memwatch
 from memwatch.errors import MemwatchError
-from memwatch.estimate.job import Job
+from memwatch.estimate.job import Job, Shards
 from memwatch.estimate.program import estimate_program
 from memwatch.estimate.words import estimate_record, text_of
 from memwatch.report.records.schema import EstimateRecord
@@ -192,9 +192,30 @@ def test_a_job_finds_its_ranks():
     assert estimate(program, job=Job(2)).tensor_bytes == 100
 
 
-def test_a_rank_that_is_not_there_is_refused():
-    with pytest.raises(MemwatchError, match="rank 4 is not in a job of 4; the last is 3"):
-        Job(4, 4)
+@pytest.mark.parametrize(
+    ("rank", "world_size", "words"),
+    [
+        (4, 4, "rank 4 is not in a job of 4; the last is 3"),
+        (-1, None, "rank -1 is below 0"),
+        (0, 0, "a job of 0 ranks; the number of ranks must be at least 1"),
+        (0, -2, "a job of -2 ranks"),
+    ],
+)
+def test_a_rank_that_is_not_there_is_refused(rank, world_size, words):
+    with pytest.raises(MemwatchError, match=words):
+        Job(rank, world_size)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+def test_shards_are_those_that_fsdp_cuts(rows, ranks):
+    parameter = torch.arange(rows * 2.0).view(rows, 2)
+    chunks = list(torch.chunk(parameter, ranks))
+    chunks += [chunks[0].new_empty(0)] * (ranks - len(chunks))
+    shards = Shards(parameter, ranks, 0)
+    for rank, chunk in enumerate(chunks):
+        assert shards[rank].shape == chunk.shape
+        assert torch.equal(shards[rank], chunk)
 
 
 def test_the_record_has_the_figures_of_the_estimate():

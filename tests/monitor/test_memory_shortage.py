@@ -13,9 +13,11 @@ import pytest
 
 import memwatch
 from memwatch.devices import is_out_of_memory
+from memwatch.devices.adapters import Reserved
 from memwatch.monitor import live_memory as live_memory_module
 from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
-from memwatch.monitor.live_memory import NOBODY, live_memory
+from memwatch.monitor.live_memory import NOBODY, Container, Group, LiveMemory, live_memory
+from memwatch.monitor.shortage import Shortage
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space")
 MIB = 1 << 20
@@ -145,6 +147,28 @@ def test_a_request_that_no_change_makes_possible_is_the_problem_itself(code, fre
     assert "free earlier" not in text + done.stderr
     if "np" in code:
         assert record["error"].startswith("_ArrayMemoryError: Unable to allocate 128. TiB for an array")
+
+
+@pytest.mark.parametrize("is_of_host", [True, False])
+def test_changes_are_of_the_memory_that_ran_out(is_of_host):
+    """Memory of the host is no help to a GPU that ran out, nor the reverse."""
+    groups = [
+        Group(device, "other tensors", f"local `kept` on {device}", 64 * MIB) for device in ("cpu", "cuda:0")
+    ]
+    containers = [Container("list", "global `LOG`", 1000, 32 * MIB)]
+    reserved = Reserved(reserved_bytes=20 * MIB, allocated_bytes=12 * MIB, largest_free_bytes=4 * MIB)
+    found = Shortage(
+        is_of_host=is_of_host,
+        asked_bytes=6 * MIB,
+        live=LiveMemory(groups=groups, containers=containers),
+        reserved={"cuda:0": reserved},
+    )
+    changes = [each.change for each in found.changes]
+    assert len(changes) == 2
+    assert any("local `kept` on cpu" in change for change in changes) is is_of_host
+    assert any("global `LOG`" in change for change in changes) is is_of_host
+    assert any("local `kept` on cuda:0" in change for change in changes) is not is_of_host
+    assert any("expandable_segments" in change for change in changes) is not is_of_host
 
 
 OTHER_ENDS = """

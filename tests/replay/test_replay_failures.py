@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional
 from memwatch.errors import MemwatchError, ReplayError
 from memwatch.planner import BudgetError, Graph
 from memwatch.replay.api import plan, replay, replayable
-from memwatch.replay.run import replay_schedule
+from memwatch.replay.run import ReplayResult, replay_schedule
 
 
 class InjectedError(Exception):
@@ -238,3 +239,21 @@ def test_plan_of_another_program_is_refused(tmp_path):
     assert replay(loaded, prof).identical
     with pytest.raises(MemwatchError, match="another program"):
         replay(loaded, other)
+
+
+def test_a_generator_that_ends_in_another_state_is_named():
+    """The results are equal, so a largest difference of 0 would say nothing."""
+    result = ReplayResult(
+        peak_increase_bytes=8,
+        planned_bytes=8,
+        identical=False,
+        max_abs_diff=0.0,
+        tolerance=0.0,
+        duration_s=0.1,
+        moved_bytes=0,
+        num_checked=3,
+        synthetic=False,
+    )
+    assert "3 storages bitwise equal, but a random generator ends in another state" in str(result)
+    other = dataclasses.replace(result, differs_in="aten.neg at train.py:3")  # 0.0 and -0.0 have other bytes
+    assert "largest difference 0, first in the result of aten.neg at train.py:3" in str(other)

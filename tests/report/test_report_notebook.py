@@ -14,6 +14,7 @@ import torch
 from nbclient import NotebookClient
 
 import memwatch
+from memwatch.report.console import fragment
 from memwatch.sizes import format_bytes
 from memwatch.text import preformatted
 
@@ -207,3 +208,9 @@ def test_a_column_that_cannot_be_drawn_is_named(steps):
         memwatch.MemwatchError, match="'colour' is not a column of at_peak; choose from nbytes"
     ):
         steps.plot.peak("colour")
+
+
+def test_a_long_line_of_code_is_not_wrapped():
+    """The element scrolls, so that code can be copied."""
+    line = "x = " + " + ".join(["value"] * 1000)
+    assert line in unescape(fragment(f"\x1b[1m{line}\x1b[0m"))

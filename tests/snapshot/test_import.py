@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -434,3 +435,28 @@ def test_each_device_of_a_file_has_its_own_reading(imported):
         assert there.timeline["live_bytes"].iloc[-1] == END_BYTES[device]
         lines = there.storages.set_index("nbytes")["own_line"]
         assert lines[100 if device == "cuda:1" else 5000] == "/home/me/train.py:40"
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "words"),
+    [
+        (
+            {"segments": [{"total_size": -5}]},
+            "its field 'total_size' is -5, not an integer from 0 to 4611686018427387903",
+        ),
+        (
+            {"segments": [{"total_size": 1 << 63}]},
+            "its field 'total_size' is 9223372036854775808, not an integer from 0",
+        ),
+        ({"segments": [{"total_size": "5"}]}, "its field 'total_size' is of type str, not an integer"),
+        ({"segments": [{}]}, "its field 'total_size' is missing, not an integer"),
+        ({"segments": [5]}, "one of its segments is of type int, not a dict"),
+        ({"segments": {}}, "its segments are of type dict, not a list"),
+        ({"device_traces": [[]] * 5000}, "it has 5,000 device_traces; memwatch reads at most "),
+    ],
+)
+def test_an_error_shows_the_wrong_value(snapshot, words, tmp_path):
+    path = tmp_path / "dump.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    with pytest.raises(SnapshotError, match=re.escape(words)):
+        read_snapshot(path)

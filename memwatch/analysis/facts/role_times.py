@@ -1,4 +1,8 @@
-"""When a storage was in a role: from when it was seen in it until it was seen in it no more."""
+"""The times at which each storage had a role, such as parameter, gradient or optimizer state.
+
+The recorder notes when a storage gets a role, and when it is found without the role. In between, samples show that it
+still has the role. The table `role_looks` has the samples. All times are in ops.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +35,25 @@ class InRole(Enum):
     """Whether a storage is in a role while an op runs."""
 
     KNOWN = "known"
-    LATER = "later"  # the first sample that found it in the role is later
-    EARLIER = "earlier"  # an earlier sample found it in the role, and the next sample did not
-    BETWEEN = (
-        "between"  # an earlier and a later sample found it in the role, and none was taken during this op
-    )
-    # An earlier sample found it in the role. At the next sample it was dead, or the sample could not decide.
+    LATER = "later"  # it was first found in the role after this op
+    EARLIER = "earlier"  # it was found in the role before this op, and without it after this op
+    BETWEEN = "between"  # it was found in the role before and after this op, but not during it
+    # It was found in the role before this op. Later samples could not tell: it was dead, or they did not examine it.
     UNCONFIRMED = "unconfirmed"
-    ENDED = "ended"
+    ENDED = "ended"  # before this op it was found without the role
 
 
-_IN_IT: Final = (InRole.KNOWN, InRole.LATER)
+_NOT_PAST: Final = (InRole.KNOWN, InRole.LATER)
 
 
 class Stretch(NamedTuple):
     """One stretch of time in a role, in ops.
 
     Attributes:
-        first_op: the first op during which the storage was known to have the role.
-        known_op: the last op with this role in torch's own records, whatever samples found.
-        last_op: the last op during which a sample found it in the role.
-        end_op: the op by which the role is over.
+        first_op: the first op during which the storage was known to have the role; -1 if it had it from the start.
+        known_op: the last op during which it had the role for certain, even if no sample was taken.
+        last_op: the ops started when a sample last found it in the role; -1 if none did.
+        end_op: the first op after the storage was found without the role; `_NEVER` if it was not.
         row: the row of `roles` that begins the stretch.
     """
 
@@ -67,7 +69,7 @@ class PastRole(NamedTuple):
 
     Attributes:
         state: ENDED if the storage had left the role; EARLIER, BETWEEN or UNCONFIRMED if that is unknown.
-        end_op: the op by which the role is over.
+        end_op: the first op after the storage was found without the role.
         row: the row of `roles` that begins it.
     """
 
@@ -77,7 +79,7 @@ class PastRole(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the storage was in it no more."""
+        """Whether the storage had left the role."""
         return self.state is InRole.ENDED
 
 
@@ -86,7 +88,7 @@ class RoleTimes:
 
     Args:
         capture: the recorded tables.
-        allocations: every piece of memory; the first rows are the storages, by their number.
+        allocations: all allocated memory; the first rows are the storages, by their number.
         call_stacks: the calls that ran each op.
     """
 
@@ -95,9 +97,9 @@ class RoleTimes:
         self._begun, ended = capture.tables["roles"], capture.tables["role_ends"]
         self._rows_of_storage = Grouped(self._begun["storage"])
         self._made, self._phase = allocations.op, capture.tables["ops"]["phase"]
-        self._looks = _Looks(capture, allocations, self._begun_op)
+        self._samples = _Samples(capture, allocations, self._begun_op)
         self._stretches: dict[tuple[int, str], list[Stretch]] = {}
-        self._asked_op, self._asked = NONE - 1, dict[tuple[int, str], InRole]()
+        self._cached_op, self._cached = NONE - 1, dict[tuple[int, str], InRole]()
         self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
         columns = (ended["storage"].tolist(), ended["role"].tolist(), ended["last_op"].tolist())
         for storage, role, last_op, op in zip(*columns, ended["op"].tolist(), strict=True):
@@ -107,8 +109,9 @@ class RoleTimes:
     def _begun_op(self) -> IntArray:
         """Per row of `roles`: the ops started when the role began.
 
-        The recorder notes an optimizer's state when the step ends. torch's optimizers make it in `_init_group`, which
-        puts each tensor into the state at once. So such a state begins at the op after its birth.
+        The recorder notes an optimizer's state at the end of the step. torch's optimizers make the state earlier, in
+        `_init_group`, which stores each tensor at once. So the role begins at the op after the tensor's birth if
+        `_init_group` made the tensor in the step at whose end the role was noted.
         """
         storage, begun = self._begun["storage"], self._begun["op"].astype(np.int64)
         made = np.asarray(self._made[storage], dtype=np.int64)
@@ -125,13 +128,13 @@ class RoleTimes:
         return begun
 
     def _fills_state(self, stack: int) -> bool:
-        """Return True if the call of an optimizer of torch that makes its state called the op."""
+        """Return True if the call with which torch's optimizers make their state called the op."""
         if not self._is_of_optimizer(stack):
             return False
         return self._call_stacks.frames(stack)[0].function.rpartition(".")[2] == "_init_group"
 
     def _stretches_of(self, storage: int, role: str) -> list[Stretch]:
-        """Return when a storage was in a role."""
+        """Return the stretches in which a storage had a role."""
         key = storage, role
         if key not in self._stretches:
             rows = self._rows_of_storage.within(storage, storage + 1)
@@ -140,69 +143,73 @@ class RoleTimes:
         return self._stretches[key]
 
     def _learn(self, key: tuple[int, str], starts: list[tuple[int, int]]) -> None:
-        """Place the stretches of a storage in a role, given when it was seen to get into it, and the rows of that."""
+        """Compute the stretches in which a storage had a role.
+
+        Args:
+            key: the storage and the role.
+            starts: for each row of `roles` about them, the ops started when the role began, and the row.
+        """
         storage, role = key
         self._stretches[key] = [
             each._replace(
                 known_op=self._known_until(each, role),
-                last_op=max(each.last_op, self._looks.last_op(storage, role, each)),
+                last_op=max(each.last_op, self._samples.last_op(storage, role, each)),
             )
             for each in _stretches(role, starts, self._ends.get(key, []))
         ]
 
     def _known_until(self, stretch: Stretch, role: str) -> int:
-        """Return the last op at which a role is known without samples.
+        """Return the last op at which a role is certain even if no sample was taken.
 
-        For a gradient this is the op that first showed it.
-
-        A gradient that was seen when backward had ended may be removed before the next op.
+        A gradient that was found during an op of backward has the role during that op. Any other role was found between
+        two ops, and the program may have ended it before the second one.
         """
         first, phase = stretch.first_op, self._phase
-        is_amid = role == "gradient" and first < len(phase) and phase[first] in IN_BACKWARD
-        return max(first if is_amid or first == NONE else first - 1, stretch.known_op)
+        is_in_backward = role == "gradient" and first < len(phase) and phase[first] in IN_BACKWARD
+        return max(first if is_in_backward or first == NONE else first - 1, stretch.known_op)
 
     def at(self, storage: int, role: str, op: int) -> InRole:
         """Return whether a storage is in a role while an op runs, or between it and the next."""
-        # Cached for one op: everything that is alive at a peak is sorted and then reported, and both need the answer.
-        if op != self._asked_op:
-            self._asked_op = op
-            self._asked.clear()
+        # Cached for one op: the categories and the holders of the same storages at a peak both need the answer.
+        if op != self._cached_op:
+            self._cached_op = op
+            self._cached.clear()
         key = storage, role
-        found = self._asked.get(key)
+        found = self._cached.get(key)
         if found is None:
-            found = self._asked[key] = self._is_in(storage, role, op)
+            found = self._cached[key] = self._is_in(storage, role, op)
         return found
 
     def _is_in(self, storage: int, role: str, op: int) -> InRole:
         stretches = self._stretches_of(storage, role)
         begun = [each for each in stretches if each.first_op <= op]
-        if not stretches:
+        if not stretches:  # the role does not come from the table `roles`
             return InRole.KNOWN
         if not begun:
             return InRole.LATER
-        stretch, is_looked_at = begun[-1], self._looks.are_at(role)
-        if op <= stretch.known_op or (is_looked_at and self._looks.saw(storage, role, stretch, op)):
+        stretch, is_sampled = begun[-1], self._samples.are_at(role)
+        if op <= stretch.known_op or (is_sampled and self._samples.saw(storage, role, stretch, op)):
             return InRole.KNOWN
-        is_seen_later = is_looked_at and op < stretch.last_op
-        may_ask = is_seen_later or (is_looked_at and not self._may_be_replaced(role, op))
-        if may_ask and self._looks.saw_within(storage, role, stretch, self._ops_of_torch(op)):
+        is_seen_later = is_sampled and op < stretch.last_op
+        counts_for_run = is_seen_later or (is_sampled and not self._may_be_replaced(role, op))
+        if counts_for_run and self._samples.saw_within(storage, role, stretch, self._ops_of_torch(op)):
             return InRole.KNOWN
         if is_seen_later:
             return InRole.BETWEEN
         if stretch.end_op == _NEVER:
-            return InRole.UNCONFIRMED if is_looked_at else InRole.KNOWN
+            return InRole.UNCONFIRMED if is_sampled else InRole.KNOWN
         return InRole.EARLIER if op < stretch.end_op else InRole.ENDED
 
     def _may_be_replaced(self, role: str, op: int) -> bool:
         """Return True if torch itself may end a role while an op runs: a backward may replace a gradient."""
-        is_amid = 0 <= op < len(self._phase) and self._phase[op] == BACKWARD
-        return bool(role == "gradient" and is_amid)
+        is_in_backward = 0 <= op < len(self._phase) and self._phase[op] == BACKWARD
+        return bool(role == "gradient" and is_in_backward)
 
     def _ops_of_torch(self, op: int) -> range:
         """Return the ops around an op between which only torch's own code ran.
 
-        They are those of one step of an optimizer of torch, and those of one backward without a hook or a checkpoint
-        that runs ops. A storage that a sample found in its role during one of them is in it during all.
+        This is so in one step of an optimizer of torch, and in a backward until a hook or a checkpoint runs ops. If a
+        sample found a storage in its role during one of these ops, the storage has the role during all of them.
         """
         if not 0 <= op < len(self._run_of_torch):
             return range(op, op + 1)
@@ -212,7 +219,7 @@ class RoleTimes:
 
     @cached_property
     def _run_of_torch(self) -> IntArray:
-        """For each op a number that grows where code of the program may have run since the op before."""
+        """For each op, a number that increases if code of the program may have run since the op before."""
         ops, steps = self._capture.tables["ops"], self._capture.tables["steps"]
         stack, phase = ops["stack"], ops["phase"]
         in_backward = phase == BACKWARD
@@ -234,7 +241,7 @@ class RoleTimes:
         return is_of_torch and "torch/optim/" in frames[0].file.replace("\\", "/")
 
     def past_at(self, op: int, alive: Collection[int]) -> dict[tuple[int, str], PastRole]:
-        """Return, by storage and role, the roles that were over when an op ran, or may have been.
+        """Return, by storage and role, the roles that were over when an op ran, or may have been over.
 
         Args:
             op: the op.
@@ -254,7 +261,7 @@ class RoleTimes:
             if key not in self._stretches:
                 self._learn(key, begun)
             state = self.at(*key, op)
-            if state not in _IN_IT:
+            if state not in _NOT_PAST:
                 last = max(each for each in self._stretches[key] if each.first_op <= op)
                 found[key] = PastRole(state, last.end_op, last.row)
         return found
@@ -262,7 +269,7 @@ class RoleTimes:
     def _are_lasting(self, rows: IntArray) -> NDArray[np.bool_]:
         """Return which rows begin the only stretch of a storage in a role, without a recorded end.
 
-        This is true for most parameters. A large model has many, so they are looked up together.
+        Most parameters have such a row. A large model has many, so `_lasting_past_at` handles all of them at once.
         """
         keys = self._begun["storage"][rows].astype(np.int64) * len(ROLES) + self._begun["role"][rows]
         ended = [storage * len(ROLES) + ROLES.index(role) for storage, role in self._ends]
@@ -271,38 +278,38 @@ class RoleTimes:
         return is_lasting
 
     def _lasting_past_at(self, op: int, rows: IntArray) -> dict[tuple[int, str], PastRole]:
-        """Return the result of `past_at`, given the rows that begin stretches without an end; `at` knows them then."""
+        """Return the result of `past_at` for rows that begin stretches without an end. Fill the cache of `at` too."""
         found: dict[tuple[int, str], PastRole] = {}
-        if op != self._asked_op:
-            self._asked_op = op
-            self._asked.clear()
+        if op != self._cached_op:
+            self._cached_op = op
+            self._cached.clear()
         for number in np.unique(self._begun["role"][rows]).tolist():
             of_role = rows[self._begun["role"][rows] == number]
             states = self._lasting_states(ROLES[number], of_role, op)
             storages = self._begun["storage"][of_role].tolist()
             for storage, state, row in zip(storages, states, of_role.tolist(), strict=True):
                 key = storage, ROLES[number]
-                self._asked[key] = state
-                if state not in _IN_IT:
+                self._cached[key] = state
+                if state not in _NOT_PAST:
                     found[key] = PastRole(state, _NEVER, row)
         return found
 
     def _lasting_states(self, role: str, rows: IntArray, op: int) -> list[InRole]:
         """Return the result of `_is_in` for stretches without an end, given the rows that begin them."""
         first_ops, phase = self._begun_op[rows].astype(np.int64), self._phase
-        is_amid = np.zeros(len(rows), dtype=bool)
+        is_in_backward = np.zeros(len(rows), dtype=bool)
         if role == "gradient":
             is_run = first_ops < len(phase)
-            is_amid[is_run] = np.isin(phase[first_ops[is_run]], IN_BACKWARD)
+            is_in_backward[is_run] = np.isin(phase[first_ops[is_run]], IN_BACKWARD)
         else:
             first_ops[first_ops == 0] = NONE
-        is_known = np.maximum(first_ops - ~is_amid, NONE) >= op
-        is_between, rest = is_amid & False, InRole.KNOWN
-        if self._looks.are_at(role):
+        is_known = np.maximum(first_ops - ~is_in_backward, NONE) >= op  # as `_known_until` decides
+        is_between, rest = np.zeros(len(rows), dtype=bool), InRole.KNOWN
+        if self._samples.are_at(role):
             storages = self._begun["storage"][rows]
-            is_known |= self._looks.saw_each(role, storages, rows, op)
-            is_between = self._looks.saw_each_later(role, storages, rows, op)
-            is_seen = self._looks.saw_each_within(role, storages, rows, self._ops_of_torch(op))
+            is_known |= self._samples.saw_each(role, storages, rows, op)
+            is_between = self._samples.saw_each_later(role, storages, rows, op)
+            is_seen = self._samples.saw_each_within(role, storages, rows, self._ops_of_torch(op))
             is_known |= is_seen & is_between if self._may_be_replaced(role, op) else is_seen
             rest = InRole.UNCONFIRMED
         states = np.full(len(rows), rest, dtype=object)
@@ -312,101 +319,105 @@ class RoleTimes:
         return found
 
 
-class _Looks:
-    """The samples of roles: the times when living storages were still in their known role."""
+class _Samples:
+    """The samples that compare the known roles of living storages with their present ones."""
 
     def __init__(self, capture: Capture, allocations: Allocations, begun_op: IntArray) -> None:
         self._table, self._death_ns = capture.tables["role_looks"], allocations.death_ns
-        # of each row of `roles`: the births of a long run are many, and are read once
+        # the bytes of the storage of each row of `roles`, read once because a long run has many births
         self._nbytes = capture.tables["births"]["nbytes"][capture.tables["roles"]["storage"]]
         self._begun_op = begun_op.__getitem__
-        self._of_role: dict[str, _LooksAtRole] = {}
+        self._of_role: dict[str, _SamplesOfRole] = {}
 
-    def _at(self, role: str) -> _LooksAtRole:
+    def _at(self, role: str) -> _SamplesOfRole:
         if role not in self._of_role:
             table = self._table
             rows = np.flatnonzero(table["roles"] >> ROLES.index(role) & 1)
             rows = rows[np.argsort(table["op"][rows], kind="stable")]
-            # lists: for each of many storages a few of these are read
-            self._of_role[role] = _LooksAtRole(*(table[name][rows].tolist() for name in _LooksAtRole._fields))
+            # lists, because each of many storages reads only a few of these numbers
+            self._of_role[role] = _SamplesOfRole(
+                *(table[name][rows].tolist() for name in _SamplesOfRole._fields)
+            )
         return self._of_role[role]
 
     def are_at(self, role: str) -> bool:
-        """Return True if any sample covered a role.
-
-        The other roles, and FSDP's moves, are known from torch's own records only.
-        """
+        """Return True if any sample examined a role. Other roles are known only from torch's own records."""
         return bool(self._at(role).op)
 
     def saw(self, storage: int, role: str, stretch: Stretch, op: int) -> bool:
         """Return True if a sample found a storage in a role while an op ran. References do not change during an op."""
         if not stretch.first_op <= op < stretch.end_op:
             return False
-        looks = self._at(role)
-        rows = range(bisect_left(looks.op, op), bisect_right(looks.op, op))
-        return any(looks.in_op[row] and self._found(looks, row, storage, stretch) for row in rows)
+        samples = self._at(role)
+        rows = range(bisect_left(samples.op, op), bisect_right(samples.op, op))
+        return any(samples.in_op[row] and self._found(samples, row, storage, stretch) for row in rows)
 
     def last_op(self, storage: int, role: str, stretch: Stretch) -> int:
-        """Return how many ops had started when the last look within a stretch found a storage in a role, -1 if none."""
-        looks = self._at(role)
-        rows = range(bisect_left(looks.op, stretch.first_op), bisect_left(looks.op, stretch.end_op))
+        """Return the ops started when a sample within a stretch last found a storage in a role; -1 if none did."""
+        samples = self._at(role)
+        rows = range(bisect_left(samples.op, stretch.first_op), bisect_left(samples.op, stretch.end_op))
         return next(
-            (looks.op[row] for row in reversed(rows) if self._found(looks, row, storage, stretch)), NONE
+            (samples.op[row] for row in reversed(rows) if self._found(samples, row, storage, stretch)), NONE
         )
 
     def saw_each(self, role: str, storages: IntArray, rows: IntArray, op: int) -> NDArray[np.bool_]:
-        """Return the result of `saw` for storages that stay in a role, given their rows of `roles`."""
-        looks = self._at(role)
-        within = range(bisect_left(looks.op, op), bisect_right(looks.op, op))
-        return self._found_by_any(looks, [row for row in within if looks.in_op[row]], storages, rows)
+        """Return the result of `saw` for storages with one stretch without an end, given its row of `roles`."""
+        samples = self._at(role)
+        within = range(bisect_left(samples.op, op), bisect_right(samples.op, op))
+        return self._found_by_any(samples, [row for row in within if samples.in_op[row]], storages, rows)
 
     def saw_within(self, storage: int, role: str, stretch: Stretch, ops: range) -> bool:
         """Return True if a sample found a storage in a role during any of some ops."""
-        looks = self._at(role)
-        rows = range(bisect_left(looks.op, ops.start), bisect_left(looks.op, ops.stop))
+        samples = self._at(role)
+        rows = range(bisect_left(samples.op, ops.start), bisect_left(samples.op, ops.stop))
         return any(
-            looks.in_op[row]
-            and stretch.first_op <= looks.op[row] < stretch.end_op
-            and self._found(looks, row, storage, stretch)
+            samples.in_op[row]
+            and stretch.first_op <= samples.op[row] < stretch.end_op
+            and self._found(samples, row, storage, stretch)
             for row in rows
         )
 
     def saw_each_within(self, role: str, storages: IntArray, rows: IntArray, ops: range) -> NDArray[np.bool_]:
-        """Return what `saw_within` does of storages in a role for good, given the rows of `roles` that begin it."""
-        looks, first_op = self._at(role), self._begun_op(rows)
-        within = range(bisect_left(looks.op, ops.start), bisect_left(looks.op, ops.stop))
+        """Return the result of `saw_within` for storages with one stretch without an end, given its row of `roles`."""
+        samples, first_op = self._at(role), self._begun_op(rows)
+        within = range(bisect_left(samples.op, ops.start), bisect_left(samples.op, ops.stop))
         found = np.zeros(len(rows), dtype=bool)
         for row in within:
-            if looks.in_op[row]:
-                found |= (first_op <= looks.op[row]) & self._found_by_any(looks, [row], storages, rows)
+            if samples.in_op[row]:
+                found |= (first_op <= samples.op[row]) & self._found_by_any(samples, [row], storages, rows)
         return found
 
     def saw_each_later(self, role: str, storages: IntArray, rows: IntArray, op: int) -> NDArray[np.bool_]:
-        """Return which of such storages a look after an op found in the role."""
-        looks = self._at(role)
-        return self._found_by_any(looks, [*range(bisect_right(looks.op, op), len(looks.op))], storages, rows)
+        """Return which of such storages a sample after an op found in the role."""
+        samples = self._at(role)
+        return self._found_by_any(
+            samples, [*range(bisect_right(samples.op, op), len(samples.op))], storages, rows
+        )
 
     def _found_by_any(
-        self, looks: _LooksAtRole, chosen: list[int], storages: IntArray, rows: IntArray
+        self, samples: _SamplesOfRole, chosen: list[int], storages: IntArray, rows: IntArray
     ) -> NDArray[np.bool_]:
-        """Return the storages that some sample found, as `_found` decides."""
-        chosen.sort(key=looks.time_ns.__getitem__)
-        times_ns = np.array([looks.time_ns[row] for row in chosen], dtype=np.int64)
-        least = np.minimum.accumulate(np.array([looks.least_bytes[row] for row in chosen], dtype=np.int64))
+        """Return for each storage whether one of the chosen samples found it, as `_found` decides."""
+        chosen.sort(key=samples.time_ns.__getitem__)
+        times_ns = np.array([samples.time_ns[row] for row in chosen], dtype=np.int64)
+        least = np.minimum.accumulate(np.array([samples.least_bytes[row] for row in chosen], dtype=np.int64))
         death_ns = self._death_ns[storages]
-        count = np.searchsorted(times_ns, death_ns, side="right")  # of the looks while it was alive
+        count = np.searchsorted(times_ns, death_ns, side="right")  # of samples while it was alive
         count[death_ns == NONE] = len(chosen)
         found: NDArray[np.bool_] = np.append(least, _NEVER)[count - 1] <= self._nbytes[rows]
         return found
 
-    def _found(self, looks: _LooksAtRole, row: int, storage: int, stretch: Stretch) -> bool:
-        """Return True if a look was at storages of that size, and this one was alive."""
+    def _found(self, samples: _SamplesOfRole, row: int, storage: int, stretch: Stretch) -> bool:
+        """Return True if a storage was alive and large enough for a sample, which then found it in its role.
+
+        A sample that does not find it ends the stretch. So a sample within the stretch found the storage.
+        """
         death_ns = self._death_ns[storage]
-        is_alive = death_ns == NONE or looks.time_ns[row] <= death_ns
-        return bool(is_alive and looks.least_bytes[row] <= self._nbytes[stretch.row])
+        is_alive = death_ns == NONE or samples.time_ns[row] <= death_ns
+        return bool(is_alive and samples.least_bytes[row] <= self._nbytes[stretch.row])
 
 
-class _LooksAtRole(NamedTuple):
+class _SamplesOfRole(NamedTuple):
     """The samples of one role, in the order of their ops."""
 
     op: list[int]
@@ -416,9 +427,9 @@ class _LooksAtRole(NamedTuple):
 
 
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:
-    """Pair starts and ends in order. If a storage is seen in its role again, it had the role until then.
+    """Pair the starts of a role with its ends, in order.
 
-    A gradient may have been in flight one op before the op that showed it. Other roles change between ops.
+    A start within a stretch extends that stretch: the storage was found in the role again.
     """
     found: list[Stretch] = []
     waiting = sorted(ends)
@@ -429,6 +440,8 @@ def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, i
         while waiting and waiting[0][0] < start:
             waiting.pop(0)
         end_op, known_op = waiting.pop(0) if waiting else (_NEVER, NONE)
-        first_op = start if start or role == "gradient" else NONE  # before the first op none ran
+        # no op came before the first one, so a role that was found before it holds from the start; but a gradient with
+        # the number 0 was found during the first op
+        first_op = start if start or role == "gradient" else NONE
         found.append(Stretch(first_op, known_op, NONE, end_op, row))
     return found

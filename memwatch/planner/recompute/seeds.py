@@ -1,11 +1,11 @@
-"""Schedules to start from: the forward is cut into stages, and the rotor dynamic program chooses the recomputes.
+"""Find checkpointed schedules as starts for the search for recomputes.
 
-The turning point is the step after the peak. In a training step that is where the backward begins.
+The program is cut into stages up to its turning point, the op after the peak. In a training step the backward begins
+there. `seeds` chooses the stages to recompute with the rotor dynamic program. `even_seeds` needs no kernel.
 """
 
 from __future__ import annotations
 
-from math import comb
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,79 +21,18 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Graph, IntArray
 
 
-# Solve chains exactly. A chain is a forward of stages in a row, and a backward that runs them in reverse.
-#
-# Revolve solves chains of equal stages; the rotor dynamic program solves chains of any costs and sizes.
-def revolve_forwards(length: int, snapshots: int) -> int:
-    """Return the fewest forward steps that reverse a uniform chain.
-
-    The formula is from Griewank & Walther, Algorithm 799 (2000): r * l - beta(c + 1, r - 1). Here beta(c, r) is
-    C(c + r, c), and r is the integer with beta(c, r - 1) < l <= beta(c, r).
-
-    Args:
-        length: steps of the chain, l.
-        snapshots: states that may be stored, the initial one included, c.
-    """
-    if length < 1 or snapshots < 1:
-        raise ValueError(f"a chain of {length} steps with {snapshots} snapshots; both must be at least 1")
-    rounds = 0
-    while comb(snapshots + rounds, snapshots) < length:
-        rounds += 1
-    return rounds * length - comb(snapshots + rounds, snapshots + 1) if rounds else 0
-
-
-def revolve_steps(length: int, snapshots: int) -> list[tuple[str, int]]:
-    """Return a reversal of a uniform chain with the fewest forward steps.
-
-    Args:
-        length: steps of the chain.
-        snapshots: states that may be stored, the initial one included.
-
-    Returns:
-        ``("forward", i)``: compute state i + 1 from state i; ``("store", i)`` and ``("drop", i)``: keep and
-        drop a snapshot of state i; ``("adjoint", i)``: reverse step i, which needs state i.
-    """
-    steps: list[tuple[str, int]] = [("store", 0)]
-    # (first, last, snapshots): reverse the steps from first to before last, whose first state is stored
-    waiting: list[tuple[int, int, int] | tuple[int]] = [(0, length, snapshots)]
-    while waiting:
-        task = waiting.pop()
-        if len(task) == 1:
-            steps.append(("drop", task[0]))
-            continue
-        first, last, free = task
-        if last - first == 1:
-            steps.append(("adjoint", first))
-            continue
-        middle = first + _revolve_split(last - first, free) if free > 1 else last - 1
-        steps += [("forward", state) for state in range(first, middle)]
-        if free == 1:
-            steps.append(("adjoint", middle))
-            waiting.append((first, middle, 1))
-            continue
-        steps.append(("store", middle))
-        waiting += [(first, middle, free), (middle,), (middle, last, free - 1)]
-    return [*steps, ("drop", 0)]
-
-
-def _revolve_split(length: int, snapshots: int) -> int:
-    """Return the number of steps to advance before the next snapshot."""
-    return min(
-        range(1, length),
-        key=lambda k: k + revolve_forwards(length - k, snapshots - 1) + revolve_forwards(k, snapshots),
-    )
-
-
 class RotorTable:
-    """The cheapest persistent schedules of a chain of stages, for every amount of memory.
+    """The cheapest schedules of a chain of stages, for every amount of memory.
 
-    Beaumont et al., "Optimal checkpointing for heterogeneous chains" (2019). Stage i turns checkpoint
-    i - 1 into checkpoint i; reversing it needs all that it saves. The input of the first stage is free.
+    A chain runs its stages in order (the forward) and then reverses them from the last to the first (the backward).
+    Stage i computes checkpoint i from checkpoint i - 1. Reversing the stage needs everything that it saves. A kept
+    checkpoint stays until all stages after it are reversed; such schedules are called persistent. The input of the
+    first stage takes no memory. See Beaumont et al., "Optimal checkpointing for heterogeneous chains" (2019).
 
     Args:
-        costs: price of computing every stage.
-        checkpoint_slots: memory (slots) that each stage's output takes.
-        saved_slots: memory (slots) that all it saves takes, its output included.
+        costs: the cost of computing each stage.
+        checkpoint_slots: the memory of each stage's checkpoint (slots).
+        saved_slots: the memory of everything that the stage saves (slots).
         slots: the most memory to solve for (slots).
     """
 
@@ -111,11 +50,11 @@ class RotorTable:
         self._checkpoint = checkpoint_slots
 
     def extra_cost(self, slots: int) -> float:
-        """Return the cost of recomputes with so much memory; infinite when the memory does not suffice."""
+        """Return the lowest cost of recomputes with so much memory; infinite if the memory does not suffice."""
         return float(self._best[0, self._length - 1, slots])
 
     def steps(self, slots: int) -> list[tuple[str, int]]:
-        """Return the schedule: ``("forward", stage)`` and ``("backward", stage)``; none when impossible."""
+        """Return the schedule: ``("forward", stage)`` and ``("backward", stage)``; empty if there is none."""
         if not np.isfinite(self.extra_cost(slots)):
             return []
         steps: list[tuple[str, int]] = []
@@ -127,7 +66,7 @@ class RotorTable:
                 continue
             first, last, free = task
             split = int(self._choice[first, last, free])
-            if split == first:  # all that this stage saves is kept
+            if split == first:  # everything that this stage saves is kept
                 steps.append(("forward", first))
                 waiting.append((first,))
                 if first < last:
@@ -141,11 +80,11 @@ class RotorTable:
 def fill_rotor_table(
     costs: NDArray[np.float64], checkpoint: IntArray, saved: IntArray, slots: int
 ) -> tuple[NDArray[np.float64], IntArray]:
-    """Return the cheapest way for every part of the chain and every amount of memory.
+    """Solve every part of the chain (first stage, last stage) for every amount of memory.
 
     Returns:
-        The extra cost, infinite where memory does not suffice, and the choice: `first` where all that it saves
-        is kept, otherwise `split`.
+        The extra cost, infinite if the memory does not suffice; and the choice: the first stage itself if everything
+        that it saves is kept, otherwise the stage whose input is the next kept checkpoint; -1 if there is none.
     """
     shape = (len(costs), len(costs), slots + 1)
     best, choice = np.full(shape, np.inf), np.full(shape, -1, np.int64)
@@ -153,29 +92,39 @@ def fill_rotor_table(
     return best, choice
 
 
-# stages; a guess, as the next two: the table of the dynamic program has stages^2 x slots entries
+# These numbers are guesses. The table of the dynamic program has stages^2 x slots entries.
 _MOST_STAGES = 120
-_SLOTS = 200  # units of memory per budget
+_SLOTS = 200  # units of memory in which the budget is counted
 _TRIES = 10  # amounts of memory for checkpoints that are tried
+_FEW_SLOTS = 40  # if the slots are single bytes and there are no more of them, all amounts are tried
 _EVEN_STAGES = (2, 4, 8, 16, 32, 64)
 
 
 class Stages(NamedTuple):
-    """The first part of a program, up to its turning point, cut where few bytes cross."""
+    """The first part of a program, up to its turning point, cut where later ops of this part need few bytes.
 
-    bounds: IntArray  # stage i holds the ops from bounds[i] to before bounds[i + 1]
+    Attributes:
+        bounds: stage i holds the ops from `bounds[i]` to before `bounds[i + 1]`.
+        cost: the cost of its ops.
+        checkpoint_bytes: the bytes of this stage and earlier ones that later stages need.
+        saved_bytes: the bytes of this stage that ops after the turning point need.
+        first_user: the first op after the turning point that needs a buffer of this stage; the number of ops if none
+            does.
+    """
+
+    bounds: IntArray
     cost: NDArray[np.float64]
-    checkpoint_bytes: IntArray  # bytes that later ops of the first part need from the stages up to here
-    saved_bytes: IntArray  # bytes that ops after the turning point need from this stage
-    first_user: IntArray  # first op after the turning point that needs a buffer of this stage
+    checkpoint_bytes: IntArray
+    saved_bytes: IntArray
+    first_user: IntArray
 
 
 def seeds(graph: Graph, budget_bytes: int) -> list[IntArray]:
-    """Return checkpointed schedules of the program, as tokens; an empty list where it has no stages.
+    """Return checkpointed schedules of the program as op numbers; an empty list if it has fewer than two stages.
 
     Args:
         graph: the program.
-        budget_bytes: bytes that the schedules should use, external buffers included; some use more.
+        budget_bytes: the bytes to stay below, external buffers included. Some schedules use more.
     """
     found: list[IntArray] = []
     for most in (_MOST_STAGES, min(_MOST_STAGES // 2, max(2, int(np.sqrt(graph.num_ops))))):
@@ -187,10 +136,10 @@ def seeds(graph: Graph, budget_bytes: int) -> list[IntArray]:
 
 
 def even_seeds(graph: Graph) -> Iterator[IntArray]:
-    """Yield checkpointed schedules of the program, as tokens, without the dynamic program, which is a kernel.
+    """Yield checkpointed schedules of the program as op numbers. No kernel is needed.
 
-    The forward has few stages first, then more. Of every number of stages, the last stages keep what they save, first
-    one of them, then more. The others are computed again.
+    Each schedule keeps everything that its last stages save, and computes its other stages again. The first schedules
+    have few stages. Among schedules with the same number of stages, the first keeps only the last stage.
     """
     for most in _EVEN_STAGES:
         stages = cut_into_stages(graph, most)
@@ -206,7 +155,7 @@ def even_seeds(graph: Graph) -> Iterator[IntArray]:
 
 
 def cut_into_stages(graph: Graph, most: int) -> Stages | None:
-    """Return at most `most` stages of the program up to its peak; None if no buffer waits across the peak."""
+    """Return at most `most` stages of the program up to its peak; None if no op up to there makes a buffer."""
     program = Schedule.from_order(np.arange(graph.num_ops))
     turn = live_curve(graph, program, allocations(graph, program)).peak_step + 1
     made = np.flatnonzero((graph.buffer_producer >= 0) & (graph.buffer_producer < turn))
@@ -228,11 +177,14 @@ def cut_into_stages(graph: Graph, most: int) -> Stages | None:
     cost = np.add.reduceat(graph.op_cost[:turn], bounds[:-1])
     saved_bytes = np.bincount(stage, weights=saved, minlength=num).astype(np.int64)
     checkpoint = crossing[bounds[1:] - 1]
-    return Stages(bounds, cost, checkpoint, np.maximum(saved_bytes, 0), first_user)
+    return Stages(bounds, cost, checkpoint, saved_bytes, first_user)
 
 
 def _uses_around(graph: Graph, turn: int) -> tuple[IntArray, IntArray]:
-    """Return the last use of every buffer before the turning point, and the first use after it."""
+    """Return the last use of every buffer before the turning point, and its first use from there on.
+
+    A buffer without such a use has -1, or the number of ops.
+    """
     users, buffers = graph.users.indices, graph.users.row_ids()
     last_early = np.full(graph.num_buffers, -1, dtype=np.int64)
     first_late = np.full(graph.num_buffers, graph.num_ops, dtype=np.int64)
@@ -243,7 +195,10 @@ def _uses_around(graph: Graph, turn: int) -> tuple[IntArray, IntArray]:
 
 
 def _choose_bounds(crossing: IntArray, saved: IntArray, most: int) -> IntArray:
-    """Return the cuts: where few bytes cross, at about equal distances in saved bytes."""
+    """Return the bounds of the stages.
+
+    Each stage saves about the same number of bytes. Near such a place, the cut is where the fewest bytes cross.
+    """
     turn = len(crossing)
     target = np.cumsum(saved) / max(float(saved.sum()), 1.0)
     bounds = [0]
@@ -268,10 +223,9 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
     checkpoint = np.ceil(stages.checkpoint_bytes / slot).astype(np.int64)
     saved = np.ceil(stages.saved_bytes / slot).astype(np.int64)
     table = RotorTable(stages.cost, checkpoint, saved, slots)
-    # the table lacks the working sets of ops, so several amounts for checkpoints are tried
-    tries = np.unique(
-        np.linspace(slots, 0, min(_TRIES, slots + 1) if not exact or slots > 40 else slots + 1).astype(int)
-    )
+    # the table does not count the memory that ops need while they run, so smaller amounts for checkpoints are tried too
+    num_tries = slots + 1 if exact and slots <= _FEW_SLOTS else min(_TRIES, slots + 1)
+    tries = np.unique(np.linspace(slots, 0, num_tries).astype(int))
     seen: dict[bytes, IntArray] = {}
     for free in tries[::-1].tolist():
         steps = table.steps(free)
@@ -282,7 +236,11 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
 
 
 def _tokens(graph: Graph, stages: Stages, steps: list[tuple[str, int]]) -> IntArray:
-    """Return the schedule of a chain as ops of the program. Runs after the first leave out ops that may not repeat."""
+    """Return the schedule of a chain as ops of the program.
+
+    When a stage runs again, the ops that may not repeat are left out. The ops after the turning point belong to no
+    stage: `("backward", stage)` runs the next of them that need no earlier stage.
+    """
     turn = int(stages.bounds[-1])
     may_repeat = (graph.op_recomputable & (graph.writes.lengths() == 0)).tolist()
     late = turn
@@ -297,7 +255,6 @@ def _tokens(graph: Graph, stages: Stages, steps: list[tuple[str, int]]) -> IntAr
             else:
                 tokens += [op for op in ops if may_repeat[op]]
             continue
-        # a backward step: all ops that can run before a buffer of an earlier stage is needed
         until = max(late, int(stages.first_user[:stage].min(initial=graph.num_ops)))
         tokens += range(late, until)
         late = until

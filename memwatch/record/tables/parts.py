@@ -26,7 +26,7 @@ _ccol_indices = TensorBase.ccol_indices
 _row_indices = TensorBase.row_indices
 _values: Final = TensorBase.values
 _MOST_CONTAINERS: Final = 1_000
-"""Lists, tuples and dicts that are searched for one call. The arguments may be a corpus of words. A guess."""
+"""Lists, tuples and dicts that are searched in one call's arguments: these may hold a whole data set. A guess."""
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
@@ -43,7 +43,10 @@ def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _sparse_parts(tensor: Tensor, layout: torch.layout) -> tuple[Tensor, ...]:
-    """Return the parts of a sparse tensor. The ops that read them are hidden from the program's modes."""
+    """Return the parts of a sparse tensor. The program's dispatch modes do not see the ops that read them.
+
+    Other layouts, such as that of MKL-DNN, have no parts.
+    """
     with disable_torch_dispatch():
         if layout is torch.sparse_coo:
             return coo_parts_of(tensor)
@@ -62,7 +65,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             if is_a(value, Tensor):
                 yield value
                 continue
-            # it may hold itself
+            # each container once, because it may contain itself
             is_new = id(value) not in looked_into and len(looked_into) < _MOST_CONTAINERS
             if is_new and (items := _items_of(value)) is not None:
                 looked_into.add(id(value))
@@ -70,7 +73,10 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def _items_of(value: Any) -> Iterator[Any] | None:
-    """Return the items of a list, tuple or dict, whatever its class overrides. None for other objects."""
+    """Return the items of a list or tuple, or the values of a dict. None for other objects.
+
+    No method of the object's class runs.
+    """
     for base in mro_of(type(value)):
         if base is list or base is tuple:
             return base.__iter__(value)
@@ -80,7 +86,10 @@ def _items_of(value: Any) -> Iterator[Any] | None:
 
 
 def kind_without_storage(tensor: Tensor) -> str:
-    """Return a name for the kind of a tensor without a storage: its layout, class or device."""
+    """Return a name for a tensor without a storage.
+
+    It is the layout unless that is strided, otherwise the device of a plain tensor, or the class of any other.
+    """
     layout = layout_of(tensor)
     if layout is not torch.strided:
         return str(layout).removeprefix("torch.")
@@ -97,12 +106,12 @@ def address_or_zero(tensor: Tensor) -> int:
 
 
 def known_bytes(nbytes: Any) -> int:
-    """Return a size in bytes. 0 for a symbolic size: dynamo's fake tensors have no memory."""
+    """Return a size in bytes; 0 for a symbolic size, which only fake tensors have. They use no memory."""
     return nbytes if type(nbytes) is int else 0
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Return the size of a tensor in bytes. 0 for a tensor without a single size, such as a nested tensor."""
+    """Return the size of a tensor in bytes; 0 if torch has none, as for a sparse COO tensor."""
     try:
         return known_bytes(nbytes_of(tensor))
     except (RuntimeError, NotImplementedError) as error:

@@ -61,9 +61,10 @@ def module_regions(step: TrainingStep) -> list[list[Region]]:
 
 
 def likely_regions(step: TrainingStep) -> list[Region]:
-    """Return the calls of the modules that a program most likely checkpoints.
+    """Return the calls of the modules that a program most likely checkpoints. The key is the turn.
 
-    They are calls of siblings of one class. Of all such groups, return the one that runs the most ops.
+    These modules are siblings of one class, such as the blocks of a transformer. If there are several such groups, the
+    group that runs the most ops is returned.
     """
     families = [_outermost(step, family) for family in _families(step, _runs(step))]
     most = max(
@@ -82,7 +83,7 @@ def _runs(step: TrainingStep) -> list[int]:
 
 
 def _families(step: TrainingStep, runs: list[int]) -> list[list[int]]:
-    """Return the calls of modules that have a sibling of their class, family by family."""
+    """Return the calls of modules that have a sibling of their class, one list for each such family of siblings."""
     families: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for run in runs:
         module = int(step.run_module[run])
@@ -118,9 +119,10 @@ def _allowed(step: TrainingStep, regions: list[Region]) -> list[Region]:
 
 
 def outer_writers(step: TrainingStep, region: Region) -> set[int] | None:
-    """Return the modules that write buffers from before the region, such as batch norms, which write their statistics.
+    """Return the modules that write buffers from before the region. A batch norm does so with its statistics.
 
-    None if the region cannot run again: a write is outside of any module, or it is to a buffer that an op made.
+    The result is None if the region cannot run again: it writes such a buffer outside of all modules, or a buffer that
+    an earlier op made.
     """
     inside = (step.write_call >= region.start) & (step.write_call < region.end)
     maker = step.buffer_maker[step.write_buffer]
@@ -132,9 +134,9 @@ def outer_writers(step: TrainingStep, region: Region) -> set[int] | None:
 def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
     """Return the regions that the recorded program itself checkpoints, with the calls that ran them again.
 
-    A region is found by the ops that ran again: the same ops ran in the forward. If several stretches of the forward
-    match, the last free one is chosen, because regions run again in reverse order. No two regions overlap: if a region
-    runs again in a second backward too, that run takes no part of the first one's stretch.
+    A region ran the same ops in the forward. If several stretches of the forward have these ops, the last stretch that
+    is still free is chosen, because regions run again in reverse order. Each stretch belongs to one region at most. So
+    a run that has no free stretch is left out, such as the second run of a region in a second backward.
     """
     found: list[tuple[Region, int, int]] = []
     again = sorted(zip(step.again_start.tolist(), step.again_end.tolist(), strict=True))
@@ -155,9 +157,9 @@ def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
 
 
 def with_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
-    """Return regions with their turn as the key: their place in the order of the regions of one pass, from 0.
+    """Return regions with their turn as the key: their position among the regions of one pass, from 0.
 
-    A backward ends a pass.
+    A pass is the part of the forward between two backwards.
     """
     backward = np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD))
     turns: dict[int, int] = {}  # a pass, by the number of backward calls before it -> its latest turn
@@ -170,11 +172,11 @@ def with_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
 
 
 def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
-    """Find the regions that ran in training in the recording. A region that was not recorded is left out.
+    """Find in a recording the regions that ran later, in training. A region that was not recorded is left out.
 
     Args:
-        step: a step that was recorded without checkpoints. It may have several passes; each has all regions.
-        seen: the overloads that each region called in the forward, in the order of the regions' runs.
+        step: a step that was recorded without checkpoints. It may have several passes, which all run the same regions.
+        seen: for each region of one pass in training, in order, the overloads that it called.
     """
     known = {plain_name(name) for name in step.overloads}
     names = [tuple(name for name in each if plain_name(name) in known) for each in seen]
