@@ -7,6 +7,7 @@ The fake tensors answer reads, and the fake process groups need no other process
 | torch._subclasses.fake_tensor.FakeTensorMode, DataDependentOutputException | fake_mode_with_zero_reads(on_read, ...) |
 | torch._subclasses.fake_tensor.DynamicOutputShapeException and others | UNANSWERABLE |
 | torch._subclasses.fake_tensor.unset_fake_temporarily | real_tensors() |
+| torch._subclasses.fake_tensor.init_gpu_context | touched_by_no_fake() |
 | torch.testing._internal.distributed.fake_pg.FakeStore | FakeStore |
 | torch.distributed.distributed_c10d._new_process_group_helper | MAKE_GROUP |
 | torch.nn.parallel.distributed._verify_param_shape_across_processes | VERIFY |
@@ -37,6 +38,7 @@ import contextlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
 
 import torch
 
@@ -98,6 +100,8 @@ FOREACH_TYPES: Final[list[type]] = Part("optimizers of an estimate take no lists
     "torch.optim.optimizer._foreach_supported_types", []
 )
 """The classes of parameters that an optimizer on a GPU processes all at once by default."""
+_TOUCH: Final = "torch._subclasses.fake_tensor.init_gpu_context"
+Part("").take(_TOUCH, None)
 require_jobs: Final = _job.require
 """Raise MemwatchError if this torch lacks a name that an estimate needs."""
 
@@ -155,6 +159,17 @@ def fake_mode_with_zero_reads(
 
     mode: AbstractContextManager[object] = Answering(allow_non_fake_inputs=True)
     return mode
+
+
+def touched_by_no_fake() -> AbstractContextManager[object]:
+    """Let fake tensors on a GPU be made without a tensor on the real one, if there is no real one.
+
+    torch 2.11 asks only `torch.cuda.is_available()`, which a simulated GPU answers with True. Enter this before the
+    program gets one.
+    """
+    if torch.accelerator.is_available() or find(_TOUCH) is ABSENT:
+        return contextlib.nullcontext()
+    return patch(_TOUCH, lambda device: None)
 
 
 def copy_fake(tensor: Any, memo: dict[int, Any]) -> Any:

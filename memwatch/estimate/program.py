@@ -28,6 +28,7 @@ from memwatch._torch.fake_job import (
     is_raised_by_fakes,
     plain_to_programs,
     require_jobs,
+    touched_by_no_fake,
 )
 from memwatch._torch.lookup import require_known_torch
 from memwatch.cards import CARDS
@@ -283,6 +284,7 @@ def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None])
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
         stack.enter_context(patch.object(DataLoader, "__init__", _in_process(DataLoader.__init__, remarks)))
+        stack.enter_context(touched_by_no_fake())
         reason = stack.enter_context(pretended_cuda(num_found=num_found, on_ask=on_ask))
         stack.enter_context(patch.object(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors)))
         stack.enter_context(patch.object(torch, "compile", _eager(torch.compile, remarks, stack)))

@@ -113,6 +113,17 @@ def test_what_programs_ask_of_a_gpu_is_there():
     assert found.reads == ("train.py:20",)
 
 
+def test_fake_tensors_touch_no_gpu_that_is_not_there(monkeypatch):
+    """Torch 2.11 makes a real tensor before the first fake one on a GPU; the driver of such a machine refuses it."""
+
+    def refuse(device):
+        raise RuntimeError("Found no NVIDIA driver on your system")
+
+    monkeypatch.setattr("torch._subclasses.fake_tensor.init_gpu_context", refuse)
+    found = estimate("import torch\nkept = torch.ones(1 << 20).cuda()\n")
+    assert (found.reading.device, found.tensor_bytes) == ("cuda:0", 4 << 20)
+
+
 def test_a_program_that_starts_a_rank_for_each_device_finds_its_job():
     """The rank that is estimated has a device of its own; a host has eight."""
     program = """
