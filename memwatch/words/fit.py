@@ -46,7 +46,7 @@ GROWS: Final = (
 )
 BEGINS: Final = (
     "fit runs the first {steps} optimizer steps of {program} once for each way, and some ways have several variants. "
-    "A line follows for each run. For fewer runs, give --ways KIND,..."
+    "A line follows for each run. For fewer runs, give --ways KIND,...; for shorter ones, --steps 2"
 )
 RUN: Final = "run {number}: {outcome}"
 RUN_PEAK: Final = "{run}: peak {peak}"
