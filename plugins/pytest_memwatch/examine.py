@@ -392,7 +392,9 @@ class Examination:
                 found.append(finding)
             else:
                 known = {"pattern": rule.pattern, "reason": rule.reason}
-                self.data.setdefault("ignored_findings", []).append({**finding_data(finding, self.data), **known})
+                self.data.setdefault("ignored_findings", []).append(
+                    {**finding_data(finding, self.data), **known}
+                )
         self.data["findings"] = [finding_data(finding, self.data) for finding in found]
         return found
 

@@ -291,9 +291,9 @@ def causes_of(results: Results, freed: Freed) -> list[dict[str, Any]]:
     """Return the causes for which tests failed, as plain data, the cause of the most tests first.
 
     Each cause has `cause` (its name, the same in every process), `tests` (their node ids), `nbytes` and `count` over
-    all of them, and `ignore` (a rule that tolerates it). `kind`, `holder`, `reference`, `hook`, `advice` and `path` come from
-    its largest leak, `site` and `tensor` from the largest leak with a known line. `freed` of the `told` were freed
-    since.
+    all of them, and `ignore` (a rule that tolerates it). `kind`, `holder`, `reference`, `hook`, `advice` and `path`
+    come from its largest leak, `site` and `tensor` from the largest leak with a known line. `freed` of the `told` were
+    freed since.
     """
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for node in results:
@@ -422,7 +422,9 @@ def _lines_of_cause(
 
 def _rule_line(rule: str, *, is_first: bool) -> str:
     """Return how to write a rule. An ini file has the key once, and further rules on indented lines below it."""
-    where = "in the ini file: memwatch_ignore = " if is_first else "on an indented line below memwatch_ignore: "
+    where = (
+        "in the ini file: memwatch_ignore = " if is_first else "on an indented line below memwatch_ignore: "
+    )
     return f"  to tolerate it, {where}{rule}"
 
 

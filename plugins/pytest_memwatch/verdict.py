@@ -27,6 +27,7 @@ PEAK_SECTION: Final = "memwatch peak memory"
 FINDINGS_SECTION: Final = "memwatch avoidable memory"
 """The titles of the sections of a report."""
 OWN_PEAK: Final = "The test's own peak is {own} ({device}); {before} were alive before it."
+PROCESS_PEAK: Final = " The peak of the process is {peak}."
 
 
 def leak_sentence(leaks: Sequence[Leak]) -> str:
@@ -73,14 +74,13 @@ def findings_sentence(findings: Sequence[Finding]) -> str:
 
 def findings_section(findings: Sequence[Finding], figures: dict[str, Any]) -> str:
     """Return a description of every finding, with the test's own peak as it is and as it would be."""
-    before_bytes = figures["baseline_bytes"]
-    peak = OWN_PEAK.format(
-        own=format_bytes(max(0, figures["peak_bytes"] - before_bytes)),
-        device=figures["device"],
-        before=format_bytes(before_bytes),
-    )
+    names = ("peak_increase_bytes", "baseline_bytes", "peak_bytes")
+    own, before, peak = (format_bytes(figures[name]) for name in names)
+    peaks = OWN_PEAK.format(own=own, device=figures["device"], before=before)
+    if not all(_is_of_own_peak(each, figures) for each in findings):
+        peaks += PROCESS_PEAK.format(peak=peak)
     texts = [f"{format_bytes(each.nbytes)}  {each.kind}: {_text_of(each, figures)}" for each in findings]
-    return "\n\n".join([peak, *texts])
+    return "\n\n".join([peaks, *texts])
 
 
 def _text_of(finding: Finding, figures: dict[str, Any]) -> str:
@@ -89,17 +89,12 @@ def _text_of(finding: Finding, figures: dict[str, Any]) -> str:
 
 
 def _own_advice(finding: Finding, figures: dict[str, Any]) -> str:
-    """Return the advice with the peak of the test alone, without the memory from before it.
-
-    Earlier tests may have left much more than this test takes. If this test frees memory from before it, its peak can
-    be lower than that memory, and the advice keeps the peak of the process.
-    """
-    before_bytes = figures["baseline_bytes"]
-    lowest_bytes = min(finding.predicted_peak_bytes, finding.together_peak_bytes)
-    if not finding.change or lowest_bytes < before_bytes:
+    """Return the advice with the peak of the test alone, because earlier tests may have left much more memory."""
+    if not _is_of_own_peak(finding, figures):
         return finding.advice
     from memwatch.analysis.findings.search import with_peaks
 
+    before_bytes = figures["baseline_bytes"]
     return with_peaks(
         finding.kind,
         finding.change,
@@ -107,6 +102,18 @@ def _own_advice(finding: Finding, figures: dict[str, Any]) -> str:
         alone_bytes=finding.predicted_peak_bytes - before_bytes,
         together_bytes=finding.together_peak_bytes - before_bytes,
     )
+
+
+def _is_of_own_peak(finding: Finding, figures: dict[str, Any]) -> bool:
+    """Return True if the peak after a change is known for the memory of the test alone.
+
+    If the test or the change frees memory from before the test, such as old gradients, it is known only for the whole
+    process.
+    """
+    before_bytes = figures["baseline_bytes"]
+    frees_older = figures["peak_bytes"] != before_bytes + figures["peak_increase_bytes"]
+    lowest_bytes = min(finding.predicted_peak_bytes, finding.together_peak_bytes)
+    return bool(finding.change) and not frees_older and lowest_bytes >= before_bytes
 
 
 def finding_cause(finding: Finding) -> str:

@@ -157,7 +157,9 @@ def test_an_error_of_the_script_is_its_own(folder, fit):
     assert "--in-place" not in done.stderr
 
 
-def test_where_the_kernel_refuses_overlays_a_script_that_writes_nothing_is_fitted(folder, fresh_python, beside_progress):
+def test_where_the_kernel_refuses_overlays_a_script_that_writes_nothing_is_fitted(
+    folder, fresh_python, beside_progress
+):
     (folder / "train.py").write_text(TRAIN.format(before=""))
     done = fresh_python(
         _WITHOUT_OVERLAYS + _RUN, "fit", "--ways", "checkpoint", "--limit", "550KiB", "train.py"

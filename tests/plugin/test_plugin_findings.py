@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from memwatch.sizes import format_bytes
+
 pytestmark = pytest.mark.usefixtures("inner_ini")
 
 KEPT_GRAPHS = """
@@ -45,7 +47,7 @@ def test_a_kept_graph_fails_the_test_and_a_detached_output_passes(pytester):
     result.stdout.fnmatch_lines([
         "*test_that_keeps_graphs AVOIDABLE*",
         "*memwatch avoidable memory*",
-        "The test's own peak is * MiB (cpu); * were alive before it.",
+        "The test's own peak is * MiB (cpu); * were alive before it.*",
         "*graph: *`output_lst`*",
         "Failed for their memory: 1 test with avoidable memory",
     ])  # fmt: skip
@@ -84,7 +86,9 @@ def test_a_failure_and_its_rule_name_the_holder_without_how_it_is_known(pytester
 
 
 STEP = """
+import gc
 import pytest, torch
+gc.collect()  # what earlier sessions left is not freed in the body
 
 @pytest.mark.no_findings
 def test_step():
@@ -110,7 +114,9 @@ def test_memory_of_earlier_tests_is_no_part_of_the_peak(pytester):
         shown.append((head.partition(";")[0], *filter(None, falls)))
     assert len(shown[0]) == 3  # the section and the summary
     assert shown[0] == shown[1]
-    tests = [json.loads((pytester.path / name).read_text())["tests"][0] for name in ("out.json", "beside.json")]
+    tests = [
+        json.loads((pytester.path / name).read_text())["tests"][0] for name in ("out.json", "beside.json")
+    ]
     left_bytes = tests[1]["baseline_bytes"] - tests[0]["baseline_bytes"]
     assert left_bytes == 64 << 20
     predicted = [test["findings"][0]["predicted_peak_bytes"] for test in tests]
@@ -121,16 +127,53 @@ def test_the_place_of_an_optimizer_is_named_without_a_comma(pytester):
     pytester.makepyfile(test_step=STEP.format(fused=None))
     result = pytester.runpytest()
     result.stdout.fnmatch_lines([
-        "Avoidable memory: *: the optimizer's step at test_step.py:9 (cause-*)",
-        "cause-*  1 test, up to *: the optimizer's step at test_step.py:9",
-        "  to tolerate it, in the ini file: memwatch_ignore = cause-*: known, the optimizer's step at test_step.py:9",
+        "Avoidable memory: *: the optimizer's step at test_step.py:11 (cause-*)",
+        "cause-*  1 test, up to *: the optimizer's step at test_step.py:11",
+        "  to tolerate it, in the ini file: memwatch_ignore = cause-*: known, the optimizer's step at test_step.py:11",
     ])  # fmt: skip
     pytester.makepyfile(test_step=STEP.format(fused=True))
     pytester.runpytest().assert_outcomes(passed=1)
 
 
-LEAKY_STEP = """
+OLD_GRADIENTS = """
+import gc
 import pytest, torch
+gc.collect()
+net = torch.nn.Linear(1024, 1024)
+net(torch.ones(1, 1024)).sum().backward()
+
+@pytest.mark.no_findings
+def test_step():
+    loss = net(torch.randn(64, 1024)).square().mean()
+    net.zero_grad()
+    loss.backward()
+"""
+
+
+def test_a_test_that_frees_memory_from_before_it_shows_the_peak_of_the_process_too(pytester):
+    """The allocations of the body and the peak of the process are at different instants."""
+    pytester.makepyfile(test_step=OLD_GRADIENTS)
+    result = pytester.runpytest("--memwatch-json=out.json")
+    [test] = json.loads((pytester.path / "out.json").read_text())["tests"]
+    own, before, peak, after = (
+        format_bytes(nbytes)
+        for nbytes in (
+            test["peak_increase_bytes"],
+            test["baseline_bytes"],
+            test["peak_bytes"],
+            test["findings"][0]["predicted_peak_bytes"],
+        )
+    )
+    result.stdout.fnmatch_lines([
+        f"The test's own peak is {own} (cpu); {before} were alive before it. The peak of the process is {peak}.",
+        f"4.00 MiB  gradient: *; the peak would fall to {after}",
+    ])  # fmt: skip
+
+
+LEAKY_STEP = """
+import gc
+import pytest, torch
+gc.collect()
 net = torch.nn.Linear(1024, 512)
 adam = torch.optim.AdamW(net.parameters(), foreach=False)
 kept = []
