@@ -29,6 +29,7 @@ from memwatch.cli.common import (
 from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
 from memwatch.errors import MemwatchError, linked_errors
 from memwatch.private_files import FilesOutside, PrivateFiles, PrivateFilesError
+from memwatch.words.fit import BEGINS
 from memwatch.words.summary import NEXT_COMMAND, NEXT_TO_KEEP
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = "{batch}"
 """The text that the search for a batch size replaces in the arguments of the program."""
+_THE_PROGRAM: Final = "the program"
 _REFUSED: Final = (
     "here memwatch can protect your files only by refusing changes of files. If the script failed for that reason, "
     "run it in a copy of its folder, and add --in-place"
@@ -129,12 +131,20 @@ class Fit:
         files = _private_files(options, "fit", "the script several times")
         # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and
         # after the files are private, for torch starts threads
+        # torch takes seconds to import, so the first line comes before
+        say(BEGINS.format(steps=options.steps, program=_THE_PROGRAM if options.command else program.target))
         from memwatch.fit.api import fit_program
 
         try:
             ways = None if options.ways is None else options.ways.split(",")
             found = fit_program(
-                program.load, limit, steps=options.steps, ways=ways, files=files, plan_path=str(plan_file)
+                program.load,
+                limit,
+                steps=options.steps,
+                ways=ways,
+                files=files,
+                plan_path=str(plan_file),
+                print_line=say,
             )
         except MemwatchError:
             raise

@@ -114,6 +114,7 @@ def fit_program(
     ways: Collection[str] | None = None,
     files: PrivateFiles | None = None,
     plan_path: str | None = None,
+    print_line: Callable[[str], object] = lambda line: None,
 ) -> Fit:
     """Return the fastest way to run a training script within a limit; each way is tried in a run of its beginning.
 
@@ -124,6 +125,7 @@ def fit_program(
         ways: kinds of ways to try; see `fit`.
         files: keeps the script's changes away from the user's files; None lets the script write.
         plan_path: where the caller saves the plan, if the way has one. The lines load it from there.
+        print_line: is called with the result of each run, as soon as it has ended.
 
     Returns:
         The result. The process stays unchanged.
@@ -135,7 +137,7 @@ def fit_program(
     require_known_torch()
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
     trial = ProgramTrial(load, steps, files)
-    search, kept = _searched(trial, limit_bytes, kinds)
+    search, kept = _searched(trial, limit_bytes, kinds, print_line)
     notes = _notes(search, kept, trial.device)
     if files is not None:
         notes += words.files_dropped(files.drop_changes())
@@ -190,12 +192,20 @@ def _code(kept: Measurement, names: Expressions, plan_path: str | None = None) -
 
 
 def _searched(
-    trial: LiveTrial | EstimatedTrial | ProgramTrial, limit_bytes: int, kinds: set[Kind]
+    trial: LiveTrial | EstimatedTrial | ProgramTrial,
+    limit_bytes: int,
+    kinds: set[Kind],
+    print_line: Callable[[str], object] = lambda line: None,
 ) -> tuple[Search, Measurement]:
-    tried = itertools.count(1)
+    begun, ended = itertools.count(1), itertools.count(1)
     with working("memwatch fit") as say:
-        say("running the program as it is")
-        search = Search(trial, limit_bytes, kinds, lambda name: say(f"{next(tried)}: {name}"))
+        search = Search(
+            trial,
+            limit_bytes,
+            kinds,
+            lambda run: say(f"{next(begun)}: {run}"),
+            lambda outcome: print_line(words.RUN.format(number=next(ended), outcome=outcome)),
+        )
         kept = search.run()
     if kept is None:
         raise _not_reachable(trial, search, limit_bytes)

@@ -13,6 +13,7 @@ from memwatch.fit.blocks import chains, partitions
 from memwatch.fit.trial import Measurement, within_budget
 from memwatch.fit.way import Change, Kind, Way, first_and_last
 from memwatch.signal_handlers import pass_on
+from memwatch.sizes import format_bytes, format_duration
 from memwatch.words import fit as words
 
 if TYPE_CHECKING:
@@ -49,6 +50,20 @@ _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
 def _is_part(kind: Kind, predicted: Collection[str]) -> bool:
     """Return True if a kind of change is predicted to lower the peak, alone or together with another."""
     return any(kind.value in kinds.split(" + ") for kinds in predicted)
+
+
+def _outcome(run: str, measured: Measurement, limit_bytes: int) -> str:
+    """Return the result of a run in one line."""
+    if measured.peak_bytes is None:
+        return words.RUN_FAILED.format(run=run, failure=measured.failure)
+    text = words.RUN_PEAK.format(run=run, peak=format_bytes(measured.peak_bytes))
+    if measured.step_time_ns is not None:
+        text += words.RUN_STEP.format(duration=format_duration(measured.step_time_ns))
+    return text + words.RUN_FITS * measured.fits(limit_bytes)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 class Trial(Protocol):
@@ -89,7 +104,12 @@ class Search:
     """
 
     def __init__(
-        self, trial: Trial, limit_bytes: int, kinds: Collection[Kind], say: Callable[[str], object]
+        self,
+        trial: Trial,
+        limit_bytes: int,
+        kinds: Collection[Kind],
+        say: Callable[[str], object],
+        run_ended: Callable[[str], object],
     ) -> None:
         self.tried: list[Measurement] = []
         self.is_repeatable: bool | None = None
@@ -100,7 +120,8 @@ class Search:
         self._changed_arguments: dict[str, str] = {}
         self._grown_lists: dict[str, str] = {}
         self._changed_attributes: dict[str, str] = {}
-        self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
+        self._trial, self._limit_bytes, self._kinds = trial, limit_bytes, kinds
+        self._say, self._run_ended = say, run_ended
 
     def run(self) -> Measurement | None:
         """Try ways until one is fast enough. Return the fastest way under the limit, or None if all need more."""
@@ -173,7 +194,9 @@ class Search:
 
     def _run_program_again(self) -> None:
         """Run the plain step once more. Its results are compared, and the shorter time counts."""
+        self._say(words.AGAIN)
         before, again = self.tried[0], self._trial.run(Way())
+        self._run_ended(_outcome(words.AGAIN, again, self._limit_bytes))
         if again.peak_bytes is None or again.step_time_ns is None:
             return  # no memory for it, this time
         self.tried[0] = dataclasses.replace(
@@ -236,7 +259,8 @@ class Search:
                     raise
                 # the program itself runs, but not in this way: no plan applies, or a recomputed tensor was written in
                 # place
-                measured = Measurement(way, None, failure=str(error).partition("\n")[0])
+                measured = Measurement(way, None, failure=_first_line(error))
+        self._run_ended(_outcome(way.name, measured, self._limit_bytes))
         self.tried.append(measured)
         plain = self.tried[0].results
         if self.is_repeatable is None and None not in (plain, measured.results) and plain != measured.results:
@@ -246,8 +270,9 @@ class Search:
     def _ways(self, plain: Measurement) -> Iterator[Measurement]:
         """Yield the measurements of more and more expensive ways."""
         base = plain
-        self._say("what modules save")
+        self._say(words.SCAN)
         scan = self._trial.scan()
+        self._run_ended(words.SCAN)
         saved, self._changing, self._baseline_bytes = scan.found, scan.changing_buffers, scan.baseline_bytes
         predicted = self._predicted()
         for change in self._settings(gradients_wait=scan.gradients_wait):
@@ -363,13 +388,15 @@ class Search:
         of_recording = (Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS, Kind.CHECKPOINT)
         if self.tried[0].is_estimate or not any(self._may(kind) for kind in of_recording):
             return {}
-        self._say("a recording of the program")
+        self._say(words.RECORDING)
         try:
             ways = self._trial.recorded(Way(), stacks=True).ways
         except Exception as error:
             pass_on(error)
+            self._run_ended(words.RUN_FAILED.format(run=words.RECORDING, failure=_first_line(error)))
             self._reason(words.NOT_RECORDED, Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS)
             return {}  # out of memory: only ways that need no prediction are tried
+        self._run_ended(words.RECORDING)
         names = dict(self._trial.model.named_modules())
         changed = ways.attrs["changed_arguments"].items()
         self._changed_arguments = {name: cls for name, cls in changed if name in names}
@@ -441,10 +468,13 @@ class Search:
         plan: Plan | None = None
         for margin in _MARGINS if room > 0 else ():
             budget_bytes = int(room * margin)
-            if kind is Kind.POLICY:
+            if kind is Kind.POLICY and plan is None:
+                self._say(words.FOR_PLAN)
                 try:
-                    plan = self._trial.plan(base.way) if plan is None else plan
+                    plan = self._trial.plan(base.way)
+                    self._run_ended(words.FOR_PLAN)
                 except MemwatchError as error:
+                    self._run_ended(words.RUN_FAILED.format(run=words.FOR_PLAN, failure=_first_line(error)))
                     self.tried.append(Measurement(base.way.also(Change(kind)), None, failure=str(error)))
                     return
             planned = None if plan is None else within_budget(plan, budget_bytes)

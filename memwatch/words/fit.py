@@ -44,6 +44,21 @@ GROWS: Final = (
     "But each step leaves {nbytes} more alive than the step before. If that goes on, every way exceeds the limit after "
     "more steps: `memwatch leaks` names what grows"
 )
+BEGINS: Final = (
+    "fit runs the first {steps} optimizer steps of {program} once for each way, and some ways have several variants. "
+    "A line follows for each run. For fewer runs, give --ways KIND,...; for shorter ones, --steps 2"
+)
+RUN: Final = "run {number}: {outcome}"
+RUN_PEAK: Final = "{run}: peak {peak}"
+RUN_STEP: Final = ", {duration} per step"
+RUN_FITS: Final = ", which fits"
+RUN_FAILED: Final = "{run}: not measured: {failure}"
+SCAN: Final = "what the modules save"
+RECORDING: Final = "a recording of the program"
+FOR_PLAN: Final = "a recording for a plan"
+AGAIN: Final = "the program itself, once more"
+"""The runs of a search that try no way."""
+
 NOT_MEASURED: Final = "not measured: see below"
 FAILED: Final = "not measured: {ways}: {failure}"
 

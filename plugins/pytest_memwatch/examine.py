@@ -345,7 +345,8 @@ class Examination:
         __tracebackhide__ = True
         from memwatch.leaks import TensorLeakError
 
-        self.sections.insert(0, (LEAK_SECTION, leak_section(leaks)))
+        is_marked = self.checks.growth is not None
+        self.sections.insert(0, (LEAK_SECTION, leak_section(leaks, is_marked=is_marked)))
         self.data["failed"], self.sentence = "leak", leak_sentence(leaks)
         if too_high:
             self.sentence += f"\n{too_high}"
@@ -391,8 +392,10 @@ class Examination:
                 found.append(finding)
             else:
                 known = {"pattern": rule.pattern, "reason": rule.reason}
-                self.data.setdefault("ignored_findings", []).append({**finding_data(finding), **known})
-        self.data["findings"] = [finding_data(finding) for finding in found]
+                self.data.setdefault("ignored_findings", []).append(
+                    {**finding_data(finding, self.data), **known}
+                )
+        self.data["findings"] = [finding_data(finding, self.data) for finding in found]
         return found
 
     def _peak_failure(self) -> str:

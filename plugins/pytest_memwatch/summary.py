@@ -17,7 +17,15 @@ import pytest
 from memwatch.kinds.leaks import LeakKind
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.leaks import ALL_FREED_SINCE, FREED_SINCE, LINE_NOT_SEEN, MADE_AT, ONE_FREED_SINCE
+from memwatch.words.leaks import (
+    ALL_FREED_SINCE,
+    FREED_SINCE,
+    HOOK_LINE,
+    LINE_NOT_SEEN,
+    MADE_AT,
+    ONE_FREED_SINCE,
+    UNKNOWN_LINE,
+)
 from memwatch.words.processes import counted
 from pytest_memwatch.outputs import write_output
 from pytest_memwatch.verdict import LEAK_SECTION, top_lines
@@ -45,7 +53,7 @@ Results = dict[str, dict[str, Any]]
 """Node id -> findings, outcome and duration of the test; plain data."""
 Freed = dict[str, list[int]]
 """Cause -> how many of the tensors that single passes told were freed since, and how many were told."""
-_TOLD: Final = ("kind", "holder", "reference", "site", "tensor", "advice", "path")
+_TOLD: Final = ("kind", "holder", "reference", "site", "tensor", "hook", "advice", "path")
 MOST_LINES: Final = 28
 MOST_SHORT: Final = 8
 """Lines of the summary that causes may take: in full, and then in one line each."""
@@ -82,8 +90,8 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
     and `tests`.
 
     A cause is a set of leaks that one edit would end. It has `cause`, `tests`, `nbytes`, `count`, `kind`, `holder`,
-    `reference`, `site`, `tensor`, `advice`, `path`, `ignore` (a rule that tolerates it), `told` (the tensors that
-    single passes reported) and `freed` (how many of them were freed before the session ended).
+    `reference`, `site`, `tensor`, `hook`, `advice`, `path`, `ignore` (a rule that tolerates it), `told` (the tensors
+    that single passes reported) and `freed` (how many of them were freed before the session ended).
 
     Each test has `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak", "findings" or null); figures in bytes
     (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`); `above_limit` (a sentence,
@@ -139,7 +147,7 @@ def summary_lines(
         _failures(results),
     ]
     after = [
-        _avoidable_lines(results, verbose=verbose),
+        _avoidable_lines(results, is_first=not causes_of(results, freed), verbose=verbose),
         _small(results, settings),
         _noted(
             results,
@@ -211,7 +219,7 @@ def _comparison(results: Results, baseline: str) -> list[str]:
 def _failures(results: Results) -> list[str]:
     leaked = [node for node, row in results.items() if row["failed"] == "leak"]
     peaked = [node for node, row in results.items() if row["failed"] and "above_limit" in row]
-    avoidable = [node for node, row in results.items() if row["failed"] == "findings"]
+    avoidable = [node for node, row in results.items() if row["failed"] and row.get("findings")]
     parts = [f"{counted(len(leaked), 'test')} with leaked tensors"] * bool(leaked)
     parts += [f"{counted(len(peaked), 'test')} above the limit of the peak"] * bool(peaked)
     parts += [f"{counted(len(avoidable), 'test')} with avoidable memory"] * bool(avoidable)
@@ -283,9 +291,9 @@ def causes_of(results: Results, freed: Freed) -> list[dict[str, Any]]:
     """Return the causes for which tests failed, as plain data, the cause of the most tests first.
 
     Each cause has `cause` (its name, the same in every process), `tests` (their node ids), `nbytes` and `count` over
-    all of them, and `ignore` (a rule that tolerates it). `kind`, `holder`, `reference`, `advice` and `path` come from
-    its largest leak, `site` and `tensor` from the largest leak with a known line. `freed` of the `told` were freed
-    since.
+    all of them, and `ignore` (a rule that tolerates it). `kind`, `holder`, `reference`, `hook`, `advice` and `path`
+    come from its largest leak, `site` and `tensor` from the largest leak with a known line. `freed` of the `told` were
+    freed since.
     """
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for node in results:
@@ -330,18 +338,30 @@ def _cause_lines(results: Results, freed: Freed, unused: int, *, verbose: bool) 
     tests = len({node for cause in causes for node in cause["tests"]})
     lines = [f"Leaks: {counted_tests(tests)}, {_many(len(causes), 'cause')}"]
     for number, cause in enumerate(causes):
-        told = ["", *_lines_of_cause(cause, verbose=verbose)]
+        is_marked = all(results[node].get("check") == "growth" for node in cause["tests"])
+        told = [
+            "",
+            *_lines_of_cause(cause, is_first=not number, is_marked=is_marked, verbose=verbose),
+        ]
         if number and not verbose and len(lines) + len(told) > MOST_LINES:
             return lines + _in_short(causes[number:], MOST_SHORT + unused)
         lines += told
     return lines
 
 
-def _avoidable_lines(results: Results, *, verbose: bool) -> list[str]:
-    """Return the causes of avoidable memory as lines of the summary, each once; none if no test failed for it."""
+def _avoidable_lines(results: Results, *, is_first: bool, verbose: bool) -> list[str]:
+    """Return the causes of avoidable memory as lines of the summary, each once; none if no failed test has any.
+
+    A test that leaked too counts as well: its report has the section.
+
+    Args:
+        results: the results of the tests.
+        is_first: whether no rule stands above these lines.
+        verbose: True to show everything.
+    """
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for node, row in results.items():
-        for finding in row.get("findings", []) if row["failed"] == "findings" else []:
+        for finding in row.get("findings", []) if row["failed"] else []:
             found.setdefault(finding["cause"], []).append((node, finding))
     if not found:
         return []
@@ -351,12 +371,12 @@ def _avoidable_lines(results: Results, *, verbose: bool) -> list[str]:
     for cause in order if verbose else order[:MOST_SHORT]:
         tests = list(dict.fromkeys(node for node, _ in found[cause]))
         largest = max((finding for _, finding in found[cause]), key=lambda finding: finding["nbytes"])
-        nbytes, holder = format_bytes(largest["nbytes"]), largest["holder"]
+        nbytes, place = format_bytes(largest["nbytes"]), largest["place"]
         lines += [
             "",
-            f"{cause}  {counted_tests(len(tests))}, up to {nbytes}: {largest['kind']}: {holder}",
+            f"{cause}  {counted_tests(len(tests))}, up to {nbytes}: {largest['kind']}: {place}",
             f"  advice: {largest['advice']}",
-            f"  to tolerate it, in the ini file: memwatch_ignore = {cause}: known, {holder}",
+            _rule_line(f"{cause}: known, {place}", is_first=is_first and cause == order[0]),
         ]
         if not verbose and len(tests) > SHOWN_TESTS:
             lines.append(
@@ -380,18 +400,32 @@ def _in_short(causes: list[dict[str, Any]], most: int) -> list[str]:
     )
 
 
-def _lines_of_cause(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
+def _lines_of_cause(
+    cause: Mapping[str, Any], *, is_first: bool, is_marked: bool, verbose: bool
+) -> Iterator[str]:
     tests = cause["tests"]
     yield _headline(cause)
-    yield MADE_AT.format(site=cause["site"] or LINE_NOT_SEEN, tensor=cause["tensor"])
+    if cause["kind"] != LeakKind.HOOKS:
+        unknown = UNKNOWN_LINE if is_marked else LINE_NOT_SEEN
+        yield MADE_AT.format(site=cause["site"] or unknown, tensor=cause["tensor"])
+    if cause["hook"]:
+        yield HOOK_LINE.format(hook=cause["hook"])
     if cause["freed"]:
         words = ALL_FREED_SINCE if cause["freed"] == cause["told"] else FREED_SINCE
         words = ONE_FREED_SINCE if cause["told"] == 1 else words
         yield words.format(freed=cause["freed"], told=cause["told"])
     yield f"  advice: {cause['advice']}"
-    yield f"  to tolerate it, in the ini file: memwatch_ignore = {cause['ignore']}"
+    yield _rule_line(cause["ignore"], is_first=is_first)
     if not verbose and len(tests) > SHOWN_TESTS:
         yield f"  first tests: {', '.join(tests[:SHOWN_TESTS])} (all of them with -v or --memwatch-json)"
+
+
+def _rule_line(rule: str, *, is_first: bool) -> str:
+    """Return how to write a rule. An ini file has the key once, and further rules on indented lines below it."""
+    where = (
+        "in the ini file: memwatch_ignore = " if is_first else "on an indented line below memwatch_ignore: "
+    )
+    return f"  to tolerate it, {where}{rule}"
 
 
 def _headline(cause: Mapping[str, Any]) -> str:

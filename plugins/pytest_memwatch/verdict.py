@@ -7,7 +7,9 @@ from dataclasses import fields
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.kinds.leaks import LeakKind
 from memwatch.sizes import format_bytes
+from memwatch.words.findings import FINDING, holder_at
 from memwatch.words.leaks import CAUSE, MARK_FOR_LINES, failure_sentence, sizes_of
 from memwatch.words.places import short_place
 from memwatch.words.storages import short_op
@@ -24,6 +26,8 @@ LEAK_SECTION: Final = "memwatch leaked tensors"
 PEAK_SECTION: Final = "memwatch peak memory"
 FINDINGS_SECTION: Final = "memwatch avoidable memory"
 """The titles of the sections of a report."""
+OWN_PEAK: Final = "The test's own peak is {own} ({device}); {before} were alive before it."
+PROCESS_PEAK: Final = " The peak of the process is {peak}."
 
 
 def leak_sentence(leaks: Sequence[Leak]) -> str:
@@ -40,10 +44,15 @@ def leak_sentence(leaks: Sequence[Leak]) -> str:
     )
 
 
-def leak_section(leaks: Sequence[Leak]) -> str:
-    """Return a description of every leak."""
+def leak_section(leaks: Sequence[Leak], *, is_marked: bool = False) -> str:
+    """Return a description of every leak.
+
+    Args:
+        leaks: the leaks of one test.
+        is_marked: whether the test has the mark that records lines. Then no hint names the mark.
+    """
     texts = [str(leak) for leak in leaks]
-    if any(leak.site is None for leak in leaks):
+    if not is_marked and any(leak.site is None and leak.kind is not LeakKind.HOOKS for leak in leaks):
         texts.append(MARK_FOR_LINES)
     return "\n\n".join(texts)
 
@@ -59,15 +68,52 @@ def findings_sentence(findings: Sequence[Finding]) -> str:
     """Return one sentence: how much memory the body could avoid, and who holds the largest part."""
     first = findings[0]
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
-    where = f" at {short_place(first.site)}" if first.site else ""
-    told = f"{format_bytes(first.nbytes)}, {first.kind}: {_culprit(first)}{where}"
+    told = f"{format_bytes(first.nbytes)}, {first.kind}: {_place(first)}"
     return f"Avoidable memory: {told} ({finding_cause(first)}){more}"
 
 
 def findings_section(findings: Sequence[Finding], figures: dict[str, Any]) -> str:
-    """Return a description of every finding, with the peak as it is and as it would be."""
-    peak = f"The peak is {format_bytes(figures['peak_bytes'])} ({figures['device']})."
-    return "\n\n".join([peak, *(f"{format_bytes(each.nbytes)}  {each.kind}: {each}" for each in findings)])
+    """Return a description of every finding, with the test's own peak as it is and as it would be."""
+    names = ("peak_increase_bytes", "baseline_bytes", "peak_bytes")
+    own, before, peak = (format_bytes(figures[name]) for name in names)
+    peaks = OWN_PEAK.format(own=own, device=figures["device"], before=before)
+    if not all(_is_of_own_peak(each, figures) for each in findings):
+        peaks += PROCESS_PEAK.format(peak=peak)
+    texts = [f"{format_bytes(each.nbytes)}  {each.kind}: {_text_of(each, figures)}" for each in findings]
+    return "\n\n".join([peaks, *texts])
+
+
+def _text_of(finding: Finding, figures: dict[str, Any]) -> str:
+    held = holder_at(finding.holder, short_place(finding.site), finding.remark)
+    return FINDING.format(holder=held, advice=_own_advice(finding, figures))
+
+
+def _own_advice(finding: Finding, figures: dict[str, Any]) -> str:
+    """Return the advice with the peak of the test alone, because earlier tests may have left much more memory."""
+    if not _is_of_own_peak(finding, figures):
+        return finding.advice
+    from memwatch.analysis.findings.search import with_peaks
+
+    before_bytes = figures["baseline_bytes"]
+    return with_peaks(
+        finding.kind,
+        finding.change,
+        peak_bytes=figures["peak_bytes"] - before_bytes,
+        alone_bytes=finding.predicted_peak_bytes - before_bytes,
+        together_bytes=finding.together_peak_bytes - before_bytes,
+    )
+
+
+def _is_of_own_peak(finding: Finding, figures: dict[str, Any]) -> bool:
+    """Return True if the peak after a change is known for the memory of the test alone.
+
+    If the test or the change frees memory from before the test, such as old gradients, it is known only for the whole
+    process.
+    """
+    before_bytes = figures["baseline_bytes"]
+    frees_older = figures["peak_bytes"] != before_bytes + figures["peak_increase_bytes"]
+    lowest_bytes = min(finding.predicted_peak_bytes, finding.together_peak_bytes)
+    return bool(finding.change) and not frees_older and lowest_bytes >= before_bytes
 
 
 def finding_cause(finding: Finding) -> str:
@@ -83,15 +129,36 @@ def finding_cause(finding: Finding) -> str:
 
 
 def _culprit(finding: Finding) -> str:
-    """Return the holder without the remark how it is known, which only the section of the finding needs."""
-    return finding.holder.removesuffix(finding.remark)
+    """Return the holder without the remark how it is known, which only the section of the finding needs.
+
+    Some holders end with a comma, because advice follows them in other texts.
+    """
+    return finding.holder.removesuffix(finding.remark).rstrip(",")
 
 
-def finding_data(finding: Finding) -> dict[str, Any]:
-    """Return a finding as plain data, for the report object and the JSON file."""
-    names = ("nbytes", "remark", "site", "advice", "predicted_peak_bytes")
-    data = {"kind": str(finding.kind), "cause": finding_cause(finding), "holder": _culprit(finding)}
-    return data | {name: getattr(finding, name) for name in names}
+def _place(finding: Finding) -> str:
+    """Return the holder with its line."""
+    return holder_at(_culprit(finding), short_place(finding.site), "")
+
+
+def finding_data(finding: Finding, figures: dict[str, Any]) -> dict[str, Any]:
+    """Return a finding as plain data, for the report object and the JSON file.
+
+    Args:
+        finding: the finding.
+        figures: the figures of its test, from `measure.describe`.
+    """
+    return {
+        "kind": str(finding.kind),
+        "cause": finding_cause(finding),
+        "holder": _culprit(finding),
+        "place": _place(finding),
+        "nbytes": finding.nbytes,
+        "remark": finding.remark,
+        "site": finding.site,
+        "advice": _own_advice(finding, figures),
+        "predicted_peak_bytes": finding.predicted_peak_bytes,
+    }
 
 
 def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:

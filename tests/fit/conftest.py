@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from memwatch.fit import trial
@@ -10,6 +12,12 @@ from memwatch.fit import trial
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread):
     """Run each test with one thread."""
+
+
+@pytest.fixture
+def beside_progress():
+    """Return what a command wrote to standard error beside the lines about its runs."""
+    return lambda text: re.sub(r"^memwatch: (fit runs|run \d+:) .*\n", "", text, flags=re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)

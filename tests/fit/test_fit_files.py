@@ -115,12 +115,12 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("_overlays")
-def test_no_file_of_the_user_changes(folder, fit):
+def test_no_file_of_the_user_changes(folder, fit, beside_progress):
     """Each run begins with the user's files. Its own writes and deletions are dropped."""
     (folder / "train.py").write_text(TRAIN.format(before=WRITES))
     before = contents(folder)
     done = fit("train.py")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, beside_progress(done.stderr)) == (0, "")
     assert re.search(r"the fastest way that fits is checkpoint \d of 3 blocks", done.stdout)
     assert contents(folder) == before
     said = " ".join(done.stdout.split())
@@ -128,10 +128,10 @@ def test_no_file_of_the_user_changes(folder, fit):
     assert "memwatch dropped these changes" in said
 
 
-def test_a_script_that_writes_nothing_gets_no_note(folder, fit):
+def test_a_script_that_writes_nothing_gets_no_note(folder, fit, beside_progress):
     (folder / "train.py").write_text(TRAIN.format(before=""))
     done = fit("train.py")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, beside_progress(done.stderr)) == (0, "")
     assert "dropped" not in done.stdout
 
 
@@ -157,12 +157,14 @@ def test_an_error_of_the_script_is_its_own(folder, fit):
     assert "--in-place" not in done.stderr
 
 
-def test_where_the_kernel_refuses_overlays_a_script_that_writes_nothing_is_fitted(folder, fresh_python):
+def test_where_the_kernel_refuses_overlays_a_script_that_writes_nothing_is_fitted(
+    folder, fresh_python, beside_progress
+):
     (folder / "train.py").write_text(TRAIN.format(before=""))
     done = fresh_python(
         _WITHOUT_OVERLAYS + _RUN, "fit", "--ways", "checkpoint", "--limit", "550KiB", "train.py"
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, beside_progress(done.stderr)) == (0, "")
 
 
 def test_without_any_protection_the_script_does_not_run(folder, fresh_python):
@@ -175,10 +177,10 @@ def test_without_any_protection_the_script_does_not_run(folder, fresh_python):
     assert contents(folder) == before
 
 
-def test_in_place_the_script_writes(folder, fit):
+def test_in_place_the_script_writes(folder, fit, beside_progress):
     (folder / "train.py").write_text(TRAIN.format(before='open("run/log.txt", "a").write("a line")'))
     done = fit("--in-place", "train.py")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, beside_progress(done.stderr)) == (0, "")
     assert "a line" in (folder / "run" / "log.txt").read_text()
 
 

@@ -48,17 +48,33 @@ def fit(fresh_python, tmp_path):
     return functools.partial(fresh_python, _MEMWATCH, "fit")
 
 
-def test_a_script_is_fitted(fit):
+def test_a_script_is_fitted(fit, beside_progress):
     """The limit may follow the script's name.
 
     The lines name the script's own variables, and the script prints nothing.
     """
     done = fit("--ways", "checkpoint", "train.py", "--limit=550KiB", "--epochs", "1")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, beside_progress(done.stderr)) == (0, "")
     # how many blocks depends on the times that were measured
     assert re.search(r"block = net\.get_submodule\((name|'\d')\)\n", done.stdout)
     assert "step 0" not in done.stdout
     assert "arguments" not in done.stdout
+
+
+def test_each_run_has_a_line_on_standard_error_as_soon_as_it_has_ended(fit, tmp_path):
+    """Standard output holds the result alone. The first line comes before the first run."""
+    (tmp_path / "train.py").write_text("import sys\nsys.stderr.write('begins\\n')\n" + SCRIPT)
+    done = fit("--ways", "checkpoint", "train.py", "--limit=550KiB")
+    assert done.returncode == 0
+    assert "memwatch: " not in done.stdout
+    first, *lines = done.stderr.splitlines()
+    assert "runs the first 3 optimizer steps of train.py" in first
+    assert "--ways" in first
+    begins, ends = lines[::2], lines[1::2]
+    assert begins == ["begins"] * len(ends)
+    assert re.fullmatch(r"memwatch: run 1: the program itself: peak \S+ KiB, \S+ \w+ per step", ends[0])
+    assert all(line.startswith(f"memwatch: run {number}: ") for number, line in enumerate(ends, start=1))
+    assert any(re.search(r": checkpoint \d of 3 blocks: .*, which fits$", line) for line in ends)
 
 
 def test_the_peak_of_a_script_does_not_depend_on_where_its_variables_are(fresh_python, tmp_path):

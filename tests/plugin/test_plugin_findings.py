@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from memwatch.sizes import format_bytes
+
 pytestmark = pytest.mark.usefixtures("inner_ini")
 
 KEPT_GRAPHS = """
@@ -45,7 +47,7 @@ def test_a_kept_graph_fails_the_test_and_a_detached_output_passes(pytester):
     result.stdout.fnmatch_lines([
         "*test_that_keeps_graphs AVOIDABLE*",
         "*memwatch avoidable memory*",
-        "The peak is * MiB (cpu).",
+        "The test's own peak is * MiB (cpu); * were alive before it.*",
         "*graph: *`output_lst`*",
         "Failed for their memory: 1 test with avoidable memory",
     ])  # fmt: skip
@@ -80,7 +82,155 @@ def test_a_failure_and_its_rule_name_the_holder_without_how_it_is_known(pytester
     assert remark not in found["holder"]
     assert result.stdout.str().count(remark) == 1
     [rule] = [line for line in result.outlines if "memwatch_ignore = " in line]
-    assert rule.endswith(found["holder"])
+    assert rule.endswith(found["place"])
+
+
+STEP = """
+import gc
+import pytest, torch
+gc.collect()  # what earlier sessions left is not freed in the body
+
+@pytest.mark.no_findings
+def test_step():
+    net = torch.nn.Linear(1024, 512)
+    adam = torch.optim.AdamW(net.parameters(), foreach=False, fused={fused})
+    for _ in range(2):
+        net(torch.randn(4, 1024)).square().mean().backward()
+        adam.step()
+        adam.zero_grad()
+"""
+
+
+def test_memory_of_earlier_tests_is_no_part_of_the_peak(pytester):
+    """The sentences have the same figures whether the tests before left 64 MiB or nothing."""
+    pytester.makepyfile(test_step=STEP.format(fused=None))
+    alone = pytester.runpytest("--memwatch-json=out.json")
+    pytester.makepyfile(test_step=STEP.format(fused=None) + "kept = torch.zeros(16 << 20)\n")
+    beside = pytester.runpytest("--memwatch-json=beside.json")
+    shown = []
+    for result in (alone, beside):
+        [head] = [line for line in result.outlines if line.startswith("The test's own peak is ")]
+        falls = [line.partition("the peak would fall to ")[2] for line in result.outlines]
+        shown.append((head.partition(";")[0], *filter(None, falls)))
+    assert len(shown[0]) == 3  # the section and the summary
+    assert shown[0] == shown[1]
+    tests = [
+        json.loads((pytester.path / name).read_text())["tests"][0] for name in ("out.json", "beside.json")
+    ]
+    left_bytes = tests[1]["baseline_bytes"] - tests[0]["baseline_bytes"]
+    assert left_bytes == 64 << 20
+    predicted = [test["findings"][0]["predicted_peak_bytes"] for test in tests]
+    assert predicted[1] - predicted[0] == left_bytes
+
+
+def test_the_place_of_an_optimizer_is_named_without_a_comma(pytester):
+    pytester.makepyfile(test_step=STEP.format(fused=None))
+    result = pytester.runpytest()
+    result.stdout.fnmatch_lines([
+        "Avoidable memory: *: the optimizer's step at test_step.py:11 (cause-*)",
+        "cause-*  1 test, up to *: the optimizer's step at test_step.py:11",
+        "  to tolerate it, in the ini file: memwatch_ignore = cause-*: known, the optimizer's step at test_step.py:11",
+    ])  # fmt: skip
+    pytester.makepyfile(test_step=STEP.format(fused=True))
+    pytester.runpytest().assert_outcomes(passed=1)
+
+
+OLD_GRADIENTS = """
+import gc
+import pytest, torch
+gc.collect()
+net = torch.nn.Linear(1024, 1024)
+net(torch.ones(1, 1024)).sum().backward()
+
+@pytest.mark.no_findings
+def test_step():
+    loss = net(torch.randn(64, 1024)).square().mean()
+    net.zero_grad()
+    loss.backward()
+"""
+
+
+def test_a_test_that_frees_memory_from_before_it_shows_the_peak_of_the_process_too(pytester):
+    """The allocations of the body and the peak of the process are at different instants."""
+    pytester.makepyfile(test_step=OLD_GRADIENTS)
+    result = pytester.runpytest("--memwatch-json=out.json")
+    [test] = json.loads((pytester.path / "out.json").read_text())["tests"]
+    own, before, peak, after = (
+        format_bytes(nbytes)
+        for nbytes in (
+            test["peak_increase_bytes"],
+            test["baseline_bytes"],
+            test["peak_bytes"],
+            test["findings"][0]["predicted_peak_bytes"],
+        )
+    )
+    result.stdout.fnmatch_lines([
+        f"The test's own peak is {own} (cpu); {before} were alive before it. The peak of the process is {peak}.",
+        f"4.00 MiB  gradient: *; the peak would fall to {after}",
+    ])  # fmt: skip
+
+
+LEAKY_STEP = """
+import gc
+import pytest, torch
+gc.collect()
+net = torch.nn.Linear(1024, 512)
+adam = torch.optim.AdamW(net.parameters(), foreach=False)
+kept = []
+
+def step():
+    net(torch.randn(4, 1024)).square().mean().backward()
+    adam.step()
+    adam.zero_grad()
+
+@pytest.mark.no_findings
+@pytest.mark.no_tensor_leaks
+def test_that_leaks():
+    step()
+    kept.append(torch.ones(8))
+    net.register_forward_hook(lambda module, args, out: None)
+
+@pytest.mark.no_findings
+def test_that_does_not_leak():
+    step()
+"""
+
+
+def test_a_test_that_also_leaks_counts_among_those_with_avoidable_memory(pytester):
+    """Its report has both sections."""
+    pytester.makepyfile(test_step=LEAKY_STEP)
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=2)
+    sections = [line for line in result.outlines if "- memwatch avoidable memory -" in line]
+    assert len(sections) == 2
+    result.stdout.fnmatch_lines([
+        "Failed for their memory: 1 test with leaked tensors, 2 tests with avoidable memory",
+        "Avoidable memory: 2 tests, 1 cause",
+    ])  # fmt: skip
+
+
+def test_the_printed_rules_can_be_pasted_into_the_ini_file(pytester):
+    """The first line has the key, and the others belong on indented lines below it."""
+    pytester.makepyfile(test_step=LEAKY_STEP)
+    lines = [line for line in pytester.runpytest().outlines if "to tolerate it" in line]
+    assert len(lines) == 3
+    first, *others = [line.partition(": ")[2] for line in lines]
+    assert first.startswith("memwatch_ignore = cause-")
+    rules = "".join(f"    {line}\n" for line in others)
+    with (pytester.path / "tox.ini").open("a") as ini:
+        ini.write(f"\n{first}\n{rules}")
+    result = pytester.runpytest()
+    result.assert_outcomes(passed=2)
+
+
+def test_a_hook_is_shown_with_the_line_that_defines_it(pytester):
+    """No op makes a hook, and the mark of the test leaves nothing to advise."""
+    pytester.makepyfile(test_step=LEAKY_STEP)
+    result = pytester.runpytest()
+    for words in ("not seen", "mark the test"):
+        result.stdout.no_fnmatch_line(f"*{words}*")
+    shown = [line for line in result.outlines if "defined at test_step.py:" in line]
+    assert len(shown) == 2  # the section and the summary
 
 
 def test_small_findings_and_other_kinds_do_not_count(pytester):
