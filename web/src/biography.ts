@@ -34,10 +34,30 @@ export function phasesOf({ born, first, last, dead }: Life): { phase: string; fr
   return parts.filter(({ from, to }) => to > from);
 }
 
-// Returns the parts of a small bar for a row of a table: the whole run is its width.
-export function lifeParts(life: Life): Part[] {
-  const whole = Math.max(1, life.ops);
-  return phasesOf(life).map(({ phase, from, to }) => ({ from: from / whole, to: Math.max(to / whole, from / whole + 0.01), paint: { "data-phase": phase } }));
+export type Span = [number, number]; // ops, from the first to the one after the last
+
+const OUTLYING_RATIO = 0.05; // of the bytes: a few storages that live long would else make all other bars slivers. A guess.
+
+// Returns the ops that the small bars of a table cover: those in which most of what comes and goes is made and freed.
+// Where nothing does, it is the whole run.
+export function spanOf(frame: Frame, ops: number): Span {
+  const lives = Array.from({ length: frame.rows }, (_, row) => ({ ...lifeOf(frame, row, ops), nbytes: frame.number("nbytes", row) })).filter(({ born, dead }) => born >= 0 && dead < ops);
+  const outlying = OUTLYING_RATIO * lives.reduce((sum, { nbytes }) => sum + nbytes, 0);
+  const past = (ends: { at: number; nbytes: number }[]) => {
+    let sum = 0;
+    return ends.find(({ nbytes }) => (sum += nbytes) > outlying)?.at;
+  };
+  const from = past(lives.map(({ born, nbytes }) => ({ at: born, nbytes })).sort((a, b) => a.at - b.at));
+  const to = past(lives.map(({ dead, nbytes }) => ({ at: dead + 1, nbytes })).sort((a, b) => b.at - a.at));
+  return from !== undefined && to !== undefined && from < to ? [from, to] : [0, Math.max(1, ops)];
+}
+
+// Returns the parts of a small bar for a row of a table.
+export function lifeParts(life: Life, [start, end]: Span): Part[] {
+  const place = (op: number) => Math.max(0, Math.min(1, (op - start) / (end - start)));
+  return phasesOf(life)
+    .filter(({ from, to }) => to >= start && from <= end)
+    .map(({ phase, from, to }) => ({ from: Math.min(place(from), 0.98), to: Math.max(place(to), Math.min(place(from), 0.98) + 0.02), paint: { "data-phase": phase } }));
 }
 
 export function lifeWords({ born, first, last, dead, ops }: Life): string {
