@@ -36,20 +36,22 @@ export function phasesOf({ born, first, last, dead }: Life): { phase: string; fr
 
 export type Span = [number, number]; // ops, from the first to the one after the last
 
-const OUTLYING_RATIO = 0.05; // of the bytes: a few storages that live long would else make all other bars slivers. A guess.
+const LONG = 2; // times the usual life: what lives longer would make all other bars slivers. A guess.
 
-// Returns the ops that the small bars of a table cover: those in which most of what comes and goes is made and freed.
-// Where nothing does, it is the whole run.
+// Returns the ops that the small bars of a table cover: the lives that are not much longer than that of half of the bytes.
+// What lives longer fills its bar up to an end, or to both.
 export function spanOf(frame: Frame, ops: number): Span {
-  const lives = Array.from({ length: frame.rows }, (_, row) => ({ ...lifeOf(frame, row, ops), nbytes: frame.number("nbytes", row) })).filter(({ born, dead }) => born >= 0 && dead < ops);
-  const outlying = OUTLYING_RATIO * lives.reduce((sum, { nbytes }) => sum + nbytes, 0);
-  const past = (ends: { at: number; nbytes: number }[]) => {
-    let sum = 0;
-    return ends.find(({ nbytes }) => (sum += nbytes) > outlying)?.at;
-  };
-  const from = past(lives.map(({ born, nbytes }) => ({ at: born, nbytes })).sort((a, b) => a.at - b.at));
-  const to = past(lives.map(({ dead, nbytes }) => ({ at: dead + 1, nbytes })).sort((a, b) => b.at - a.at));
-  return from !== undefined && to !== undefined && from < to ? [from, to] : [0, Math.max(1, ops)];
+  const lives = Array.from({ length: frame.rows }, (_, row) => {
+    const { born, dead } = lifeOf(frame, row, ops);
+    return { from: Math.max(0, born), to: dead + 1, nbytes: frame.number("nbytes", row) };
+  });
+  lives.sort((a, b) => a.to - a.from - (b.to - b.from));
+  const half = lives.reduce((sum, { nbytes }) => sum + nbytes, 0) / 2;
+  let sum = 0;
+  const usual = lives.find(({ nbytes }) => (sum += nbytes) >= half);
+  if (!usual) return [0, Math.max(1, ops)];
+  const short = lives.filter(({ from, to }) => to - from <= LONG * (usual.to - usual.from));
+  return short.reduce(([start, end], { from, to }): Span => [Math.min(start, from), Math.max(end, to)], [usual.from, usual.to]);
 }
 
 // Returns the parts of a small bar for a row of a table.

@@ -19,7 +19,7 @@ export interface Links {
 
 const clip = (text: string, shown = text) => el("span", { class: "clip", title: text.slice(0, TITLE_CHARS), text: shown });
 
-// The holder of a storage. A text that is too long for two lines unfolds in place; without a mouse, too. What the name of
+// The holder of a storage. A text that is too long for three lines unfolds in place; without a mouse, too. What the name of
 // the storage says already is not repeated.
 function heldBy(text: string, name: string): Node | string {
   if (!text) return "";
