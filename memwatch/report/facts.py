@@ -107,9 +107,7 @@ class PeakInstant:
         if self.op < 0:
             return f"Allocation at {place}" if place else self.otherwise
         module = f" in `{self.module}`" if self.module else ""
-        return (
-            f"Op {self.op:,}, {short_op(self.op_name)}{module} ({self.phase}){f' at {place}' if place else ''}"
-        )
+        return f"Op {self.op:,}, {short_op(self.op_name)}{module} ({self.phase}){f' at {place}' if place else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ export function el<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: At
 export const button = (text: string, onclick: (event: Event) => void, more: Attributes = {}) => el("button", { type: "button", text, onclick, ...more });
 export const link = (text: string, onclick: (event: Event) => void, more: Attributes = {}) => button(text, onclick, { class: "link", ...more });
 
-const TAIL_CHARS = 10; // of a text that is cut in the middle: `0.weight`, a little more than the end of a parameter's name
+const TAIL_CHARS = 8; // of a text that is cut in the middle: as many as in `0.weight`
 
 // Lets a text that is too long lose its middle: names of one kind differ at the beginning and at the end.
 export function fromMiddle<E extends Element>(node: E, text: string): E {

@@ -143,7 +143,9 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         **findings_model(reading, hide, code=code),
         "ways": ways,
         "first_ways": _FIRST_WAYS,
-        "bases": " ".join(text for basis, text in BASES.items() if any(way["basis"] == basis for way in ways)),
+        "bases": " ".join(
+            text for basis, text in BASES.items() if any(way["basis"] == basis for way in ways)
+        ),
         "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide, source=source) if extras.leaks else None,
