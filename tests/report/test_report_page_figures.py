@@ -34,7 +34,7 @@ def whole_program():
         model.register_buffer("mask", torch.ones(100, dtype=torch.bool))
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(30):
-            model(torch.ones(256, 64)).mean().backward()
+            model(torch.ones(1024, 64)).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
     return prof
@@ -62,7 +62,7 @@ def steps(browser, training, tmp_path):
 def test_a_row_of_a_module_includes_the_rows_under_it(shown, whole_program):
     """Parameters, buffers and what is there only for backward are summed like the bytes at the peak."""
     shown.click("#tab-modules")
-    rows = {name: row for name, row in zip(shown.row_keys(), shown.js(CELLS), strict=True)}
+    rows = dict(zip(shown.row_keys(), shown.js(CELLS), strict=True))
     modules = whole_program.modules
     root = modules.index[modules["parent"] == ""][0]
     own = own_only_for_backward(whole_program).reindex(modules.index, fill_value=0)

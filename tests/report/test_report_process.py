@@ -151,7 +151,8 @@ def test_the_band_shows_the_readings(browser, tmp_path):
     browser.js(
         "window.written = []; const write = CanvasRenderingContext2D.prototype.fillText;"
         "CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {"
-        " if (this.canvas.closest('#process-plot')) window.written.push(text); return write.call(this, text, ...more); };"
+        " if (this.canvas.closest('#process-plot')) window.written.push(text);"
+        " return write.call(this, text, ...more); };"
         "document.getElementById('theme').click(); document.getElementById('theme').click();"
     )
     written = browser.js("return window.written")

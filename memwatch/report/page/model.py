@@ -155,9 +155,17 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
 
 
 _ORDINARY: Final = {
-    **{"threads": 1, "threads_before": 0, "threads_at_work_before": 0, "threads_unheard": 0},
-    **{"estimate": False, "intercept": "key", "recorder": "native"},
-    **{"stacks": True, "holders": True, "allocator": True, "holder_samples_cut": 0},
+    "threads": 1,
+    "threads_before": 0,
+    "threads_at_work_before": 0,
+    "threads_unheard": 0,
+    "estimate": False,
+    "intercept": "key",
+    "recorder": "native",
+    "stacks": True,
+    "holders": True,
+    "holder_samples_cut": 0,
+    "allocator": True,
 }
 """Entries of the metadata as nearly every run has them: "About this run" leaves them out."""
 
