@@ -447,7 +447,8 @@ def own_only_for_backward(reading: Reading) -> pd.Series[int]:
     saved, peak = reading.saved, reading.at_peak
     alone = peak["nbytes"][~peak["category"].isin(HELD_ANYWAY)]
     rows = saved[saved["at_peak"] & saved["storage"].isin(alone.index)].drop_duplicates("storage")
-    return alone.loc[rows["storage"]].groupby(rows["module"].to_numpy()).sum()
+    sums: pd.Series[int] = alone.loc[rows["storage"]].groupby(rows["module"].to_numpy()).sum()
+    return sums
 
 
 def _parameter_bytes(reading: Reading) -> Counter[str]:

@@ -504,7 +504,7 @@ def _modules(reading: Reading) -> pd.DataFrame:
     `saved_bytes` has all that backward reads. The page shows the bytes that are there for backward alone instead, as
     its other figures do.
     """
-    modules = reading.modules.drop(columns="saved_bytes")
+    modules: pd.DataFrame = reading.modules.drop(columns="saved_bytes")
     modules.insert(0, "module", modules.index)
     modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
     own = own_only_for_backward(reading).reindex(modules.index, fill_value=0)
