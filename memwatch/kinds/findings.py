@@ -87,7 +87,7 @@ class FindingKind(str, Enum):
     GRADIENT = FindingRow(
         "gradient",
         "gradients kept in forward",
-        "keeps {nbytes} in forward, though the optimizer is done with them",
+        "keeps {nbytes} in forward, though the optimizer is done with the gradients",
         advice="call zero_grad(set_to_none=True) before forward, right after the optimizer's step",
         is_freed_after_last_use=True,
         is_mended_by_callers=True,

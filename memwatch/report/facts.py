@@ -107,9 +107,7 @@ class PeakInstant:
         if self.op < 0:
             return f"Allocation at {place}" if place else self.otherwise
         module = f" in `{self.module}`" if self.module else ""
-        return (
-            f"Op {self.op}, {short_op(self.op_name)}{module} ({self.phase}){f' at {place}' if place else ''}"
-        )
+        return f"Op {self.op:,}, {short_op(self.op_name)}{module} ({self.phase}){f' at {place}' if place else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,10 +435,20 @@ def repeated_layers(reading: Reading) -> Layers | None:
 
 def _only_for_backward(reading: Reading) -> Counter[str]:
     """Return the bytes at the peak that are there for backward alone, by the module that saved them and those above."""
+    own = own_only_for_backward(reading)
+    return _with_children(own.index, own.tolist())
+
+
+def own_only_for_backward(reading: Reading) -> pd.Series[int]:
+    """Return the bytes at the peak that are there for backward alone, by the module that saved them.
+
+    Their sum is that of `saved_for_backward` without what stays alive anyway: a storage counts for one module.
+    """
     saved, peak = reading.saved, reading.at_peak
     alone = peak["nbytes"][~peak["category"].isin(HELD_ANYWAY)]
     rows = saved[saved["at_peak"] & saved["storage"].isin(alone.index)].drop_duplicates("storage")
-    return _with_children(rows["module"], alone.loc[rows["storage"]].tolist())
+    sums: pd.Series[int] = alone.loc[rows["storage"]].groupby(rows["module"].to_numpy()).sum()
+    return sums
 
 
 def _parameter_bytes(reading: Reading) -> Counter[str]:

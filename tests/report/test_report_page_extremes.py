@@ -55,7 +55,7 @@ def test_a_page_of_nothing_is_small_and_works(quiet, tmp_path):
     quiet.open(page)
     assert quiet.text("#peak-bytes") == "0 B"
     assert quiet.row_keys() == []
-    for tab in ("saved", "modules", "steps"):
+    for tab in ("saved", "modules"):
         quiet.click(f"#tab-{tab}")
         assert quiet.row_keys() == []
 
@@ -117,9 +117,9 @@ def test_hostile_names_are_text(quiet, tmp_path):
 
     names = quiet.js(SHADOW, "#panel tbody td:first-child")
     assert bare(names) == bare(visible(f"name {text}") for text in HOSTILE)
-    for number, word in ((7, "holder"), (9, "module"), (10, "tensor")):
+    for number, word in ((8, "holder"), (9, "module"), (10, "tensor")):
         assert bare(quiet.column(number)) == bare(visible(f"{word} {text}") for text in HOSTILE)
-    lines = "[...document.querySelectorAll('#panel tbody td:nth-child(8) .clip')]"
+    lines = "[...document.querySelectorAll('#panel tbody td:nth-child(7) .clip')]"
     spelled = sorted(visible(f"{text}:{index}")[:2000] for index, text in enumerate(HOSTILE))
     assert sorted(quiet.js(f"return {lines}.map((each) => each.title)")) == spelled
     for index, text in enumerate(HOSTILE):
@@ -203,7 +203,7 @@ def test_a_page_without_sources_holds_no_path(quiet, training, tmp_path):
     assert all(word not in text for word in training.meta["argv"] if "/" in word)
     quiet.open(page)
     assert quiet.live_bytes() == training.peak_bytes
-    assert any(re.fullmatch(r"file-\d+:\d+", line) for line in quiet.column(8))
+    assert any(re.fullmatch(r"file-\d+:\d+", line) for line in quiet.column(7))
 
 
 def test_the_same_reading_makes_the_same_page(training, tmp_path):

@@ -87,7 +87,7 @@ def same_instant(browser, reading, event: int) -> str:
     told, live = everywhere(browser), int(reading.timeline["live_bytes"].iloc[event])
     assert (told["table"], told["icicle"], told["legend"]) == (live, live, live)
     assert told["header"] == f"{format_bytes(live)} live on {reading.device}"
-    assert told["name"].endswith(f"event {event:,}")
+    assert told["name"] == ("peak" if event == reading.peak_event else f"event {event:,}")
     assert "after the start" in told["where"]
     when = "at the peak" if told["name"].startswith("peak") else f"at event {event:,}"
     assert told["lines"].endswith(when)

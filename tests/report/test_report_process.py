@@ -127,7 +127,10 @@ def test_a_process_that_was_read_once_has_no_band():
 
 
 def test_the_band_shows_the_readings(browser, tmp_path):
-    """The arrow keys walk from reading to reading. Each is shown with its parts and its share that is explained."""
+    """The arrow keys walk from reading to reading. Each is shown with its parts and its share that is explained.
+
+    The band has the same axis as the curve above it.
+    """
     reading = reading_of(other_bytes=[0, MIB, MIB])
     reading.process["coverage_ratio"] = [1.0, 0.9, 0.5]
     browser.open(html(reading, tmp_path / "page.html"))
@@ -140,5 +143,20 @@ def test_the_band_shows_the_readings(browser, tmp_path):
     band.send_keys("\ue014")
     assert "RSS 2.00 MiB, 50 % explained" in browser.text("#process-status")
     assert browser.console() == []
+    edges = browser.js(
+        "return ['#plot', '#process-plot'].map((id) => document.querySelector(id + ' .u-over').getBoundingClientRect())"
+        ".map(({ left, right }) => [left, right])"
+    )
+    assert edges[0] == edges[1]
+    browser.js(
+        "window.written = []; const write = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {"
+        " if (this.canvas.closest('#process-plot')) window.written.push(text);"
+        " return write.call(this, text, ...more); };"
+        "document.getElementById('theme').click(); document.getElementById('theme').click();"
+    )
+    written = browser.js("return window.written")
+    assert {"0 B", "4 MiB", "10 MiB"} <= set(written), "the maximum has a label"
+    assert sum(text.endswith((" s", " ns", " µs")) for text in written) >= 2
     browser.open(html(report_readings.empty(), tmp_path / "empty.html"))
     assert not browser.driver.find_elements("css selector", "#process-plot")

@@ -34,10 +34,32 @@ export function phasesOf({ born, first, last, dead }: Life): { phase: string; fr
   return parts.filter(({ from, to }) => to > from);
 }
 
-// Returns the parts of a small bar for a row of a table: the whole run is its width.
-export function lifeParts(life: Life): Part[] {
-  const whole = Math.max(1, life.ops);
-  return phasesOf(life).map(({ phase, from, to }) => ({ from: from / whole, to: Math.max(to / whole, from / whole + 0.01), paint: { "data-phase": phase } }));
+export type Span = [number, number]; // ops, from the first to the one after the last
+
+const LONG = 2; // times the usual life: what lives longer would make all other bars slivers. A guess.
+
+// Returns the ops that the small bars of a table cover: the lives that are not much longer than that of half of the bytes.
+// What lives longer fills its bar up to an end, or to both.
+export function spanOf(frame: Frame, ops: number): Span {
+  const lives = Array.from({ length: frame.rows }, (_, row) => {
+    const { born, dead } = lifeOf(frame, row, ops);
+    return { from: Math.max(0, born), to: dead + 1, nbytes: frame.number("nbytes", row) };
+  });
+  lives.sort((a, b) => a.to - a.from - (b.to - b.from));
+  const half = lives.reduce((sum, { nbytes }) => sum + nbytes, 0) / 2;
+  let sum = 0;
+  const usual = lives.find(({ nbytes }) => (sum += nbytes) >= half);
+  if (!usual) return [0, Math.max(1, ops)];
+  const short = lives.filter(({ from, to }) => to - from <= LONG * (usual.to - usual.from));
+  return short.reduce(([start, end], { from, to }): Span => [Math.min(start, from), Math.max(end, to)], [usual.from, usual.to]);
+}
+
+// Returns the parts of a small bar for a row of a table.
+export function lifeParts(life: Life, [start, end]: Span): Part[] {
+  const place = (op: number) => Math.max(0, Math.min(1, (op - start) / (end - start)));
+  return phasesOf(life)
+    .filter(({ from, to }) => to >= start && from <= end)
+    .map(({ phase, from, to }) => ({ from: Math.min(place(from), 0.98), to: Math.max(place(to), Math.min(place(from), 0.98) + 0.02), paint: { "data-phase": phase } }));
 }
 
 export function lifeWords({ born, first, last, dead, ops }: Life): string {

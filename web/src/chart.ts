@@ -1,7 +1,8 @@
 // What all charts of the page have in common: axes in bytes, the colours of text and grid, lines across.
 import uPlot from "uplot";
+import type { Axis } from "./detail.ts";
 import { el, named } from "./dom.ts";
-import { shortBytes, whole } from "./format.ts";
+import { TIME_STEPS_NS, shortBytes, timeTicks, whole } from "./format.ts";
 
 export const FONT = "12px system-ui, sans-serif";
 // What all charts begin with: they fill the width of their box, and the page has legends of its own.
@@ -73,6 +74,12 @@ export function axisOf(more: uPlot.Axis): uPlot.Axis {
 }
 
 export const bytesAxis = (more: uPlot.Axis = {}): uPlot.Axis => axisOf({ values: (_, ticks) => ticks.map(shortBytes), incrs: BINARY_STEPS, size: 80, ...more });
+
+// The axis of a run, in time or in events. Two charts with it, one above the other, begin and end at the same pixels.
+export function runAxis(axis: Axis, name?: string): uPlot.Axis {
+  if (axis === "events") return axisOf({ values: (_, ticks) => ticks.map(whole), space: 90, size: 34, ...(name && { label: name, labelSize: 18, labelFont: FONT }) });
+  return axisOf({ incrs: TIME_STEPS_NS, values: (_, ticks, __, ___, step) => timeTicks(ticks, step), space: 90, size: 34 });
+}
 
 // What marks are drawn on: a chart, or a layer that lies over one.
 export type Surface = Pick<uPlot, "ctx" | "bbox" | "valToPos">;

@@ -1,7 +1,7 @@
 // The columns of the page's tables, and what a click in a cell leads to.
-import { lifeOf, lifeParts, lifeWords } from "./biography.ts";
+import { lifeOf, lifeParts, lifeWords, spanOf } from "./biography.ts";
 import type { Colouring } from "./colouring.ts";
-import { bar, el, fromEnd, link, partsBar, swatch } from "./dom.ts";
+import { bar, el, fromEnd, fromMiddle, link, marked, partsBar, swatch } from "./dom.ts";
 import type { Findings } from "./findings.ts";
 import { bytes, duration, fileLine, orNone, percent, shortOp, whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
@@ -19,20 +19,22 @@ export interface Links {
 
 const clip = (text: string, shown = text) => el("span", { class: "clip", title: text.slice(0, TITLE_CHARS), text: shown });
 
-// A text that is too long for its cell unfolds in place; without a mouse, too.
-function unfolding(text: string): Node | string {
+// The holder of a storage. A text that is too long for three lines unfolds in place; without a mouse, too. What the name of
+// the storage says already is not repeated.
+function heldBy(text: string, name: string, category: string): Node | string {
   if (!text) return "";
+  const told = [name, `${category} \`${name}\``].find((each) => name !== "" && text.startsWith(each));
   const toggle = (event: Event) => {
-    const { target } = event as Event & { target: HTMLElement };
+    const target = event.currentTarget as HTMLElement;
     target.setAttribute("aria-expanded", String(target.getAttribute("aria-expanded") !== "true"));
   };
-  return el("button", { type: "button", class: "clip wide unfold", title: text.slice(0, TITLE_CHARS), "aria-expanded": "false", text, onclick: toggle });
+  const said = told === undefined ? marked(text) : [el("span", { class: "muted", text: "as its name says" }), ...marked(text.slice(told.length))];
+  return el("button", { type: "button", class: "clip unfold", title: text.slice(0, TITLE_CHARS), "aria-expanded": "false", onclick: toggle }, ...said);
 }
 
 const text = (frame: Frame, name: string, label: string): TableColumn => ({ name, label, cell: (row) => clip(frame.text(name, row)) });
 const size = (frame: Frame, name: string, label: string): TableColumn => ({ name, label, number: true, cell: (row) => bytes(frame.number(name, row)) });
 const count = (frame: Frame, name: string, label: string): TableColumn => ({ name, label, number: true, cell: (row) => orNone(frame.number(name, row)) });
-const op = (frame: Frame, label: string): TableColumn => ({ name: "op_name", label, cell: (row) => clip(frame.text("op_name", row), shortOp(frame.text("op_name", row))) });
 
 // The number of an op, which leads to what was live while it ran.
 const opNumber = (frame: Frame, name: string, label: string, { showOp }: Links): TableColumn => ({
@@ -70,31 +72,32 @@ function lifePhase(frame: Frame): TableColumn {
 
 export function liveColumns(frame: Frame, total: number, ops: number, colouring: Colouring, links: Links): TableColumn[] {
   const paint = (row: number) => colouring.paint(colouring.of(frame, row));
+  const largest = frame.columns.nbytes.values.reduce((most, nbytes) => Math.max(most, nbytes), 1);
+  const span = spanOf(frame, ops);
   const life = (row: number) => {
     const words = lifeWords(lifeOf(frame, row, ops));
-    return el("span", { class: "life", role: "img", "aria-label": words, title: words }, partsBar(lifeParts(lifeOf(frame, row, ops))));
+    return el("span", { class: "life", role: "img", "aria-label": words, title: words }, partsBar(lifeParts(lifeOf(frame, row, ops), span)));
+  };
+  const name = (row: number) => {
+    const text = frame.text("name", row) || "(no name)";
+    return fromMiddle(link("", () => links.openStorage(frame.number("id", row)), { class: "link clip wide", title: text.slice(0, TITLE_CHARS) }), text);
   };
   return [
     ...(frame.has("change") ? [{ name: "change", label: "Change", cell: (row: number) => el("span", { class: "change", "data-change": frame.text("change", row), text: frame.text("change", row) }) }] : []),
-    {
-      name: "name",
-      label: "Name",
-      cell: (row) => link(frame.text("name", row) || "(no name)", () => links.openStorage(frame.number("id", row)), { class: "link clip wide", title: frame.text("name", row).slice(0, TITLE_CHARS) }),
-    },
+    { name: "name", label: "Name", cell: name },
     size(frame, "nbytes", "Bytes"),
-    { name: "share", sort: false, label: "Share", number: true, cell: (row) => el("span", { class: "share" }, bar(frame.number("nbytes", row) / (total || 1), paint(row)), percent(frame.number("nbytes", row), total)) },
+    { name: "share", sort: false, label: "Share", title: "The bar compares the storage with the largest one", number: true, cell: (row) => el("span", { class: "share" }, bar(frame.number("nbytes", row) / largest, paint(row)), percent(frame.number("nbytes", row), total)) },
     { name: "category", label: "Category", cell: (row) => el("span", { title: frame.text("rule", row) }, swatch({ "data-category": frame.text("category", row) }), frame.text("category", row)) },
-    { name: "op", label: "Life", cell: life },
+    { name: "op", label: "Life", title: `The bars cover the ops from ${whole(span[0])} to ${whole(span[1] - 1)}. Click a name to see the whole life.`, cell: life },
     ...(frame.has("phase") ? [lifePhase(frame)] : []), // beside the bars whose colours it names
-    ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => unfolding(frame.text("holder", row)) }] : []),
     line(frame, links),
+    ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => heldBy(frame.text("holder", row), frame.text("name", row), frame.text("category", row)) }] : []),
     module(frame),
     text(frame, "tensor", "Tensor"),
-    op(frame, "Op"),
   ];
 }
 
-export function savedColumns(frame: Frame, links: Links): TableColumn[] {
+export function savedColumns(frame: Frame, links: Links, ofWholeRun: boolean): TableColumn[] {
   const name = (row: number) => shortOp(frame.text("op_name", row)) || "(unknown)";
   return [
     { name: "op_name", label: "For the backward of", cell: (row) => (frame.number("storage", row) < 0 ? clip(name(row)) : link(name(row), () => links.openStorage(frame.number("storage", row)), { class: "link clip", title: frame.text("op_name", row).slice(0, TITLE_CHARS) })) },
@@ -102,7 +105,7 @@ export function savedColumns(frame: Frame, links: Links): TableColumn[] {
     line(frame, links),
     module(frame),
     text(frame, "tensor", "Tensor"),
-    { name: "at_peak", label: "At the peak", cell: (row) => (frame.number("at_peak", row) ? "yes" : "no") },
+    ...(ofWholeRun ? [{ name: "at_peak", label: "At the peak", cell: (row: number) => (frame.number("at_peak", row) ? "yes" : "no") }] : []),
     opNumber(frame, "saved_op", "Saved at op", links),
     opNumber(frame, "used_op", "Read at op", links),
     opNumber(frame, "released_op", "Released at op", links),
@@ -121,8 +124,8 @@ export function moduleColumns(tree: ModuleTree, findings: Findings): TableColumn
     count(frame, "calls", "Calls"),
     { name: "inclusive_bytes", label: "At the peak", number: true, cell: storages },
     size(frame, "own_bytes", "Own at the peak"),
-    size(frame, "saved_bytes", "Saved for backward"),
-    size(frame, "parameter_bytes", "Parameters"),
+    size(frame, "only_for_backward_bytes", "Only for backward"),
+    size(frame, "parameter_bytes", "Parameters and buffers"),
     size(frame, "born_bytes", "Ever allocated"),
     { name: "findings", sort: false, label: "Findings", cell: (row) => el("span", {}, ...findings.linksOfModule(frame.text("module", row))) },
   ];

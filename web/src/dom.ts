@@ -34,6 +34,25 @@ export function el<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: At
 export const button = (text: string, onclick: (event: Event) => void, more: Attributes = {}) => el("button", { type: "button", text, onclick, ...more });
 export const link = (text: string, onclick: (event: Event) => void, more: Attributes = {}) => button(text, onclick, { class: "link", ...more });
 
+const TAIL_CHARS = 8; // of a text that is cut in the middle: as many as in `0.weight`
+
+// Lets a text that is too long lose its middle: names of one kind differ at the beginning and at the end.
+export function fromMiddle<E extends Element>(node: E, text: string): E {
+  const parts = text.split(MARKED).map((part, index) => ({ part, isCode: index % 2 === 1 }));
+  const nodes = (of: typeof parts) => of.filter(({ part }) => part !== "").map(({ part, isCode }) => (isCode ? codeOf(part) : document.createTextNode(part)));
+  const tail: typeof parts = [];
+  for (let left = TAIL_CHARS; left > 0 && parts.length; ) {
+    const last = parts.pop()!;
+    const cut = Math.max(0, last.part.length - left);
+    tail.unshift({ ...last, part: last.part.slice(cut) });
+    if (cut > 0) parts.push({ ...last, part: last.part.slice(0, cut) });
+    left -= last.part.length;
+  }
+  node.classList.add("from-middle");
+  node.replaceChildren(el("span", { class: "first" }, ...nodes(parts)), el("span", { class: "last" }, ...nodes(tail)));
+  return node;
+}
+
 // Lets a text that is too long lose its beginning: the end, such as the number of a line, is what one looks for.
 export function fromEnd<E extends Element>(node: E): E {
   node.classList.add("from-end");

@@ -63,7 +63,7 @@ export function tell(model: PageModel, { instant, phases, detail, liveBytes, cha
   const time = isPeak ? model.peak.time_ns : (detail?.timeOf(event) ?? 0);
   const steps = model.steps.length > 1 && stretch ? [`step ${stretch.step}`] : [];
   const where = [...steps, ...(stretch ? [stretch.phase] : []), `${duration(time)} after the start`, ...(op >= 0 ? [`op ${whole(op)}${nameOf(op, detail)}`] : [])];
-  $("instant-name").textContent = `${isPeak ? "Peak, event" : "Event"} ${whole(event)}`;
+  $("instant-name").textContent = isPeak ? "Peak" : `Event ${whole(event)}`;
   $("instant-bytes").textContent = `${bytes(liveBytes)} live on ${model.totals.device}`;
   $("instant-where").textContent = `· ${where.join(" · ")}`;
   $("back-to-peak").toggleAttribute("disabled", isPeak);

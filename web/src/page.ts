@@ -4,10 +4,10 @@ import { liveColumns, type Links, moduleColumns, savedColumns, stepColumns } fro
 import { Curve } from "./curve.ts";
 import { Data } from "./data.ts";
 import { DIMENSIONS, grouping, known, levelsOf } from "./dimensions.ts";
-import { $, el, link } from "./dom.ts";
+import { $, el, link, marked } from "./dom.ts";
 import { Findings } from "./findings.ts";
 import { Flame } from "./flame.ts";
-import { bytes, percent, whole } from "./format.ts";
+import { bytes, counted, percent, whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import { Instant, listenToInstant, tell } from "./instant.ts";
 import { Legend } from "./legend.ts";
@@ -25,6 +25,8 @@ import { StorageDialog } from "./storage.ts";
 import { Tables } from "./tables.ts";
 import { listenToTheme } from "./theme.ts";
 import { buildTree, matches } from "./tree.ts";
+
+const isAtPeak = (frame: Frame, row: number): boolean => frame.number("at_peak", row) !== 0;
 
 export class Page {
   readonly #model: PageModel;
@@ -110,7 +112,7 @@ export class Page {
     if (has("at", "than", "pick", "color", "by")) this.#drawFlame(now);
     else if (has("cell")) this.#flame.zoom(now.cell);
     $("icicle-reset").toggleAttribute("disabled", now.cell === "");
-    const rows = has("at", "than", "cell", "by", "color", "pick", "tab", "sort", "q", "fold", "wrap") ? this.#tables.show() : 0;
+    const rows = has("at", "than", "cell", "by", "color", "pick", "tab", "sort", "q", "fold", "wrap", "saved") ? this.#tables.show() : 0;
     if (has("at", "than", "by", "color", "pick", "q", "tab", "cell")) this.#find(now, rows);
     if (has("storage", "at")) await this.#drawStorage(now);
   }
@@ -203,7 +205,15 @@ export class Page {
         cell: () => this.#flame.cellsAt(state.get().cell).slice(1).map(({ name }) => name.slice(0, 60)).join(" › "),
         summary: (frame, rows) => this.#liveSummary(frame, rows),
       },
-      saved: { label: "Saved for backward", key: "storage", sort: "nbytes:desc", frame: () => saved, columns: (frame) => savedColumns(frame, links), summary: () => [this.#savedSummary()] },
+      saved: {
+        label: "Saved for backward",
+        key: "storage",
+        sort: "nbytes:desc",
+        frame: () => saved,
+        columns: (frame) => savedColumns(frame, links, !this.#listsSavedAtPeak(frame)),
+        chosen: (frame) => (row) => !this.#listsSavedAtPeak(frame) || isAtPeak(frame, row),
+        summary: (frame) => this.#savedSummary(frame),
+      },
       modules: {
         label: "Modules",
         key: "module",
@@ -213,7 +223,8 @@ export class Page {
         arrange: (rows, filtered) => this.#modules.arrange(rows, filtered ? new Set() : foldedRows()),
         summary: () => this.#moduleSummary(),
       },
-      steps: { label: "Steps", key: "step", sort: "step:asc", frame: () => steps, columns: (frame) => stepColumns(frame, links), summary: () => ["One row for each prof.step(). The last row ends with the block."] },
+      // a run without calls of prof.step() is one step: its row would repeat the figures at the top
+      ...(steps.rows > 1 && { steps: { label: "Steps", key: "step", sort: "step:asc", frame: () => steps, columns: (frame) => stepColumns(frame, links), summary: () => marked("One row for each `prof.step()`. The last row ends with the block.") } }),
     });
   }
 
@@ -225,18 +236,29 @@ export class Page {
     return [el("span", { id: "live-total", "data-bytes": sum, text: `${bytes(sum)}${part} in ${whole(rows.length)} storage${rows.length === 1 ? "" : "s"} ${verb} ${this.#when}.` })];
   }
 
-  #savedSummary(): string {
+  // Of the saved tensors of a whole run, those at the peak answer the page's question.
+  #listsSavedAtPeak(frame: Frame): boolean {
+    return state.get().saved !== "all" && this.#rows(frame).some((row) => isAtPeak(frame, row));
+  }
+
+  #savedSummary(frame: Frame): (Node | string)[] {
     const { saved, totals } = this.#model;
-    if (saved.share_ratio === null) return "A memory snapshot does not record the tensors that autograd saves.";
+    if (saved.share_ratio === null) return ["A memory snapshot does not record the tensors that autograd saves."];
     const only = saved.nbytes - saved.held_anyway_bytes;
-    const listed = saved.listed < saved.tensors ? ` Of ${whole(saved.tensors)} saved tensors, those held at the peak are listed.` : "";
     const layers = saved.layers ? ` ${saved.layers}.` : "";
-    return `${bytes(only)} (${percent(only, totals.peak_bytes)}) of the peak is saved only for backward. Backward also reads ${bytes(saved.held_anyway_bytes)} of parameters, inputs and other tensors that stay alive anyway.${layers}${listed}`;
+    const told = marked(`${bytes(only)} (${percent(only, totals.peak_bytes)}) of the peak is saved only for backward. Backward also reads ${bytes(saved.held_anyway_bytes)} of parameters, inputs and other tensors that stay alive anyway.${layers} `);
+    const atPeak = this.#rows(frame).filter((row) => isAtPeak(frame, row)).length;
+    if (saved.listed < saved.tensors) return [...told, `Of ${counted(saved.tensors, "saved tensor")} of the run, those at the peak are listed.`];
+    if (atPeak === 0 || atPeak === frame.rows) return told;
+    const all = state.get().saved === "all";
+    const text = all ? `List those at the peak (${whole(atPeak)})` : `List those of the whole run (${whole(frame.rows)})`;
+    const listed = all ? "The saved tensors of the whole run are listed. " : "The saved tensors at the peak are listed. ";
+    return [...told, listed, link(text, () => state.set({ saved: all ? "" : "all" }), { id: "saved-listed" })];
   }
 
   #moduleSummary(): (Node | string)[] {
     const fold = (id: string, text: string, close: boolean) => link(text, () => this.#modules.foldAll(close), { id });
-    return ["Bytes at the peak, by the module that made or owns them. A row includes the rows indented under it. ", fold("fold-modules", "Fold all", true), " ", fold("unfold-modules", "Unfold all", false)];
+    return ["Bytes at the peak, by the module that made or owns them. A row includes the rows indented under it; only “Calls” and “Own at the peak” are of the module alone. Parameters and inputs are not in “Only for backward”, because they stay alive anyway. ", fold("fold-modules", "Fold all", true), " ", fold("unfold-modules", "Unfold all", false)];
   }
 
   // -- wiring ----------------------------------------------------------------------------------------------

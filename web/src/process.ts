@@ -1,14 +1,23 @@
 // The band under the timeline: the memory of the whole process on the same axis, in layers that sum to RSS.
 import uPlot from "uplot";
-import { Walk, axisOf, bytesAxis, frameOf, keepWidth } from "./chart.ts";
+import { Walk, bytesAxis, frameOf, keepWidth, runAxis } from "./chart.ts";
 import type { Axis } from "./detail.ts";
 import { $, named } from "./dom.ts";
-import { bytes, duration } from "./format.ts";
+import { bytes, duration, shortBytes } from "./format.ts";
 import type { ProcessModel } from "./model.ts";
 import type { Range } from "./timeline.ts";
 
-const HEIGHT_PX = 120;
+const HEIGHT_PX = 150;
 const HEADROOM = 1.1;
+
+// The labels of a small chart: zero, the maximum, and a power of two well between them.
+function sizesOf({ scales }: uPlot): number[] {
+  const most = scales.y.max! / HEADROOM;
+  return [0, 2 ** Math.floor(Math.log2(0.6 * most)), most];
+}
+
+// The axis has room for three digits and the unit: `609 MiB` for `608.75 MiB`.
+const rounded = (size: number): string => shortBytes(size).replace(/^\d{3,}\.\d+/, (digits) => String(Math.round(Number(digits))));
 
 export class ProcessBand {
   readonly box = $("process-plot");
@@ -44,7 +53,7 @@ export class ProcessBand {
       ...frameOf(this.box, HEIGHT_PX),
       cursor: { drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false, range: () => this.#range }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
-      axes: [axisOf({ values: (_, ticks) => ticks.map(() => ""), size: 8 }), bytesAxis({ space: 30 })],
+      axes: [runAxis(this.#axis), bytesAxis({ splits: sizesOf, values: (_, sizes) => sizes.map(rounded) })],
       series: [{}, ...series.reverse()], // the topmost first: each is painted over by those below it
       hooks: { setCursor: [this.#walk.follow] },
     };

@@ -16,6 +16,7 @@ const DEFAULTS = {
   sort: "",
   fold: "",
   wrap: "",
+  saved: "", // which saved tensors are listed: `all`, or empty for those at the peak
   storage: "", // the storage whose dialog is open
 };
 

@@ -12,6 +12,7 @@ const HEIGHT_PX = 640; // as in the stylesheet
 export interface TableColumn {
   name: string;
   label: string;
+  title?: string; // what the heading says when one points at it
   number?: boolean;
   sort?: string | false; // the column that a click on the heading sorts by; its own by default, false for none
   cell: (row: number) => Node | string;
@@ -88,8 +89,8 @@ export class Table {
       const key = column.sort ?? column.name;
       const sorted = key === name ? (descending ? "descending" : "ascending") : "none";
       const head = key
-        ? el("button", { type: "button", text: column.label, "data-focus": `sort-${key}`, onclick: () => this.#wishes.onSort(key, Boolean(column.number)) })
-        : el("span", { class: column.label ? "" : "visually-hidden", text: column.label || column.name });
+        ? el("button", { type: "button", text: column.label, title: column.title, "data-focus": `sort-${key}`, onclick: () => this.#wishes.onSort(key, Boolean(column.number)) })
+        : el("span", { title: column.title, class: column.label ? "" : "visually-hidden", text: column.label || column.name });
       return el("th", { scope: "col", class: column.number ? "number" : "", "aria-sort": key ? sorted : null, "data-column": column.name }, head);
     });
     this.#head.replaceChildren(...cells);

@@ -14,7 +14,7 @@ export interface View {
   columns: (frame: Frame) => TableColumn[];
   summary: (frame: Frame, rows: number[]) => (Node | string)[];
   chosen?: (frame: Frame) => (row: number) => boolean; // the rows of the zoomed cell
-  cell?: () => string; // the name of that cell
+  cell?: () => string; // the name of that cell; only a table of storages has it
   arrange?: (rows: number[], filtered: boolean) => number[];
 }
 

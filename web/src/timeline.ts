@@ -1,10 +1,10 @@
 // Live bytes over time, stacked by group, with the instants marked. uPlot draws; the state says which part.
 import uPlot from "uplot";
-import { FONT, axisOf, bytesAxis, frameOf, keepWidth, label, layerOver, onKeys, stride, textColor, upright } from "./chart.ts";
+import { bytesAxis, frameOf, keepWidth, label, layerOver, onKeys, runAxis, stride, textColor, upright } from "./chart.ts";
 import type { Colouring } from "./colouring.ts";
 import type { Axis } from "./detail.ts";
 import { $, colorOf, named } from "./dom.ts";
-import { TIME_STEPS_NS, bytes, duration, timeTicks, whole } from "./format.ts";
+import { bytes, duration, whole } from "./format.ts";
 import type { Points } from "./layers.ts";
 
 const CLICK_SLOP_PX = 4;
@@ -85,7 +85,7 @@ export class Timeline {
       ...frameOf(this.box, HEIGHT_PX),
       cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
       scales: { x: { time: false, range: () => this.range }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
-      axes: [this.#axis(), bytesAxis()],
+      axes: [runAxis(this.axis, "allocations and frees"), bytesAxis()],
       series: [{}, ...series],
       hooks: {
         setSelect: [(plot) => this.#selected(plot)],
@@ -93,11 +93,6 @@ export class Timeline {
         draw: [(plot) => this.#drawMarks(plot)],
       },
     };
-  }
-
-  #axis(): uPlot.Axis {
-    if (this.axis === "events") return axisOf({ values: (_, ticks) => ticks.map(whole), space: 90, size: 34, label: "allocations and frees", labelSize: 18, labelFont: FONT });
-    return axisOf({ incrs: TIME_STEPS_NS, values: (_, ticks, __, ___, step) => timeTicks(ticks, step), space: 90, size: 34 });
   }
 
   // A click picks an instant, a drag zooms; a drag of the instant's own mark, or with Shift, moves the instant.

@@ -19,6 +19,7 @@ from memwatch.report.facts import (
     headline,
     is_recorded,
     listed_ways,
+    own_only_for_backward,
     peak_instant,
     process_text,
     repeated_layers,
@@ -43,13 +44,13 @@ from memwatch.report.source import retention_edges
 from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
-from memwatch.words.page import SMALL_PARTS
+from memwatch.words.page import BASES, SMALL_PARTS
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.processes import PARTS, reserved_at_peak_text
 from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pandas as pd
     from numpy.typing import NDArray
@@ -110,10 +111,12 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
     cells = {file: name for file in sorted(files_of(reading)) if (name := cell_name(file))} if source else {}
     blocks = _blocks(reading, words, code)
     plan = _plan(reading, extras, words, hide)
+    ways = _ways(reading, hide, code)
+    made_of = made_of_model(reading)
     return {
         "model": MODEL_VERSION,
         "title": hide(extras.title),
-        "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
+        "facts": [[visible(label), hide(text)] for label, text in describe_meta(_telling(meta))],
         "totals": _totals(reading),
         "devices": _devices(reading),
         "headline": visible(headline(reading)) if source else "",  # it names a line
@@ -122,7 +125,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "step": _step_of_peak(reading, at.event),
         },
         "categories": _categories(reading),
-        "made_of": made_of_model(reading),
+        "made_of": made_of,
         "holders": evidence_text(evidence_bytes(reading)),
         "overview": _overview(reading),
         "process": _process(reading),
@@ -131,20 +134,51 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "nbytes": saved.nbytes,
             "held_anyway_bytes": saved.held_anyway_bytes,
             "share_ratio": saved.share_ratio if is_recorded(reading, "saved tensors") else None,
+            "is_new": is_recorded(reading, "saved tensors") and not _is_a_part(saved.share_ratio, made_of),
             "tensors": len(reading.saved),
             "listed": blocks["saved"]["rows"],
             "layers": "" if layers is None else visible(str(layers)),
         },
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
         **findings_model(reading, hide, code=code),
-        "ways": _ways(reading, hide, code),
+        "ways": ways,
         "first_ways": _FIRST_WAYS,
+        "bases": " ".join(
+            text for basis, text in BASES.items() if any(way["basis"] == basis for way in ways)
+        ),
         "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide, source=source) if extras.leaks else None,
         "cells": {visible(file): visible(name) for file, name in cells.items()},
         "blocks": {**blocks, "words": words.pack()},
     }
+
+
+_ORDINARY: Final = {
+    "threads": 1,
+    "threads_before": 0,
+    "threads_at_work_before": 0,
+    "threads_unheard": 0,
+    "estimate": False,
+    "intercept": "key",
+    "recorder": "native",
+    "stacks": True,
+    "holders": True,
+    "holder_samples_cut": 0,
+    "allocator": True,
+}
+"""Entries of the metadata as nearly every run has them: "About this run" leaves them out."""
+
+
+def _telling(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that tells something about a run."""
+    return {key: value for key, value in meta.items() if key not in _ORDINARY or value != _ORDINARY[key]}
+
+
+def _is_a_part(share_ratio: float, made_of: dict[str, Any]) -> bool:
+    """Return whether the bar of the parts already shows a share, with the digits that the page prints."""
+    shares = {f"{100 * part['share_ratio']:.1f}" for part in made_of["parts"]}
+    return f"{100 * share_ratio:.1f}" in shares
 
 
 def _plan(
@@ -449,15 +483,12 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     peak = reading.at_peak.drop(columns="share_ratio").join(extra)
     peak.insert(0, "id", peak.index)
     peak["death_op"] = _death_ops(reading, peak["death_event"])
-    modules = reading.modules.copy()
-    modules.insert(0, "module", modules.index)
-    modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
     steps = _shown_steps(reading).copy()
     steps.insert(0, "step", steps.index)
     return {
         "peak": pack_frame(peak, words),
         "saved": pack_frame(saved, words, delta=("storage", "op", "saved_op", "used_op", "released_op")),
-        "modules": pack_frame(modules, words),
+        "modules": pack_frame(_modules(reading), words),
         "steps": pack_frame(steps, words),
         "detail": pack_detail(reading, words),
         "phases": pack_phases(reading, words),
@@ -465,6 +496,32 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
         "stacks": pack_stacks(reading, stacks, words),
         "sources": pack_sources(own_lines(reading, stacks), words, code),
     }
+
+
+def _modules(reading: Reading) -> pd.DataFrame:
+    """Return the table of modules for the page. A row includes its children also where `Reading.modules` does not.
+
+    `saved_bytes` has all that backward reads. The page shows the bytes that are there for backward alone instead, as
+    its other figures do.
+    """
+    modules: pd.DataFrame = reading.modules.drop(columns="saved_bytes")
+    modules.insert(0, "module", modules.index)
+    modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
+    own = own_only_for_backward(reading).reindex(modules.index, fill_value=0)
+    modules["only_for_backward_bytes"] = _with_rows_below(own.tolist(), modules["parent"].tolist())
+    modules["parameter_bytes"] = _with_rows_below(
+        modules["parameter_bytes"].tolist(), modules["parent"].tolist()
+    )
+    return modules
+
+
+def _with_rows_below(sizes: list[int], parents: list[int]) -> list[int]:
+    """Return the sum of each row of a tree and all rows below it. Parents come first."""
+    sums = list(sizes)
+    for row in reversed(range(len(sums))):
+        if parents[row] >= 0:
+            sums[parents[row]] += sums[row]
+    return sums
 
 
 def _death_ops(reading: Reading, death_event: pd.Series[int]) -> NDArray[np.int64]:

@@ -29,7 +29,7 @@ from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.sections import leak_page_model
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
-from memwatch.words.page import SECTIONS
+from memwatch.words.page import LINES_MEANING, SECTIONS
 
 if TYPE_CHECKING:
     import os
@@ -119,6 +119,7 @@ def render(
         data=json_for_script(model),
         category_meanings=category_meanings(),
         sections=SECTIONS,
+        lines_meaning=LINES_MEANING,
         licences=asset("licences.txt"),
         version=__version__,
     )
