@@ -224,6 +224,9 @@ def _event_of_backward(facts: Facts, op: int) -> int:
 
 LEAST_RATIO: Final = 0.05
 """A finding lowers the peak by at least this share of the peak increase. A guess."""
+LEAST_SMALL_RATIO: Final = 0.01
+"""The share for a small finding, which the summary only mentions. The rules leave out what keeps less than 0.6 % at one
+moment (`_LEAST_PART` of `memwatch.analysis.findings.search`). A guess."""
 
 
 @dataclass(frozen=True)
