@@ -40,13 +40,15 @@ from memwatch.report.facts import (
     shown_ways,
     small_growth,
 )
+from memwatch.report.page.edits import ADDED, edit_of
+from memwatch.report.page.parts import CodeReader
 from memwatch.report.plan import Places
 from memwatch.report.plan_terminal import plan_parts
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words import summary as words
 from memwatch.words import ways
-from memwatch.words.findings import holder_at
+from memwatch.words.findings import EDIT, holder_at
 from memwatch.words.places import short_place
 from memwatch.words.processes import reserved_at_peak_text
 
@@ -191,7 +193,7 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
         parts.append("")
         parts += _made_of(reading, content, line)
     if reading.findings:
-        parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings)]
+        parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings, _code_of(reading))]
     parts += _small(reading)
     has_ways = len(listed_ways(reading)) > 0
     if has_ways and growing(reading) is not None:
@@ -419,21 +421,40 @@ def _recomputed(reading: Reading) -> list[Text]:
     return [text.append(words.INSTEAD.format(nbytes=instead))]
 
 
-def finding_parts(findings: Sequence[Finding], rows: int) -> list[RenderableType]:
+def _code_of(reading: Reading) -> CodeReader:
+    """Return the reader of the program's lines, if its files are as they were when the run started."""
+    return CodeReader(float(reading.meta.get("started_s", 0.0)))
+
+
+def _edit_text(finding: Finding, code: CodeReader | None) -> str:
+    """Return the line that the page shows as an edit: as it would be, or as it is; empty if it is not known."""
+    edit = None if code is None else edit_of(finding, code)
+    if edit is None:
+        return ""
+    lines = [line for line in edit["lines"] if line["sign"] == ADDED] or edit["lines"]
+    return EDIT.format(site=short_place(edit["site"]), code=lines[0]["text"].strip())
+
+
+def finding_parts(
+    findings: Sequence[Finding], rows: int, code: CodeReader | None = None
+) -> list[RenderableType]:
     """Return a headline for each finding, and what to do under it.
 
     Args:
         findings: largest first.
         rows: most findings that are shown.
+        code: reads the program's lines, to show the one to change; None to show none.
     """
     parts: list[RenderableType] = []
     for finding in findings[:rows]:
-        held = holder_at(finding.holder, short_place(finding.site), getattr(finding, "remark", ""))
+        told_of = (getattr(finding, name, "") for name in ("remark", "variable"))
+        held = holder_at(finding.holder, short_place(finding.site), *told_of)
         headline = Table.grid(padding=(0, GAP, 0, 0))
         told = Text(clip(f"{finding.kind}: {held}"), style="bold", overflow="fold")
         headline.add_row(Text(format_bytes(finding.nbytes), no_wrap=True), told)
         parts.append(headline)
-        parts.append(Padding(Text(clip(finding.advice), overflow="fold"), (0, 0, 0, INDENT)))
+        texts = filter(None, (finding.advice, _edit_text(finding, code)))
+        parts += [Padding(Text(clip(text), overflow="fold"), (0, 0, 0, INDENT)) for text in texts]
     if len(findings) > rows:
         more = words.MORE_FINDINGS.format(count=len(findings) - rows)
         parts.append(Text(more, style="dim"))

@@ -57,6 +57,8 @@ def test_the_summary_names_the_growth_first_and_lists_other_changes_only_without
     assert ("Code for the change" in told) == (not grows)
     assert (" leaks train.py" in told) == grows
     assert (" fit --limit " in told) == (not grows)
+    line = TRAINING.splitlines().index("log = Log()") + 1
+    assert (f"`log.losses` of module `__main__` (`log` is set at train.py:{line})" in told) == grows
 
 
 def test_the_page_opens_the_code_of_a_change_only_where_nothing_grows(recorded, tmp_path):
@@ -224,3 +226,33 @@ def test_the_headline_names_a_second_line_that_made_nearly_as_much(second):
     assert ("made more of the peak than any other line" in told) == (second == 256)
     assert (" % of the peak, more than any other line" in told) == (second != 256)
     assert one.sum() > other.sum()
+
+
+STEPS = """
+import torch
+from torch import nn
+
+model = nn.Linear(512, 512)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(4, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.words
+def test_the_summary_shows_the_line_to_change_as_the_page_does(tmp_path, monkeypatch):
+    (tmp_path / "steps.py").write_text(STEPS)
+    command = [sys.executable, "-m", "memwatch", "run", "-o", "steps.memwatch", "steps.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    reading = memwatch.load("steps.memwatch")
+    assert reading.findings[0].kind == "fused"
+    new = "change steps.py:6: optimizer = torch.optim.AdamW(model.parameters(), fused=True)"
+    told = " ".join(reading.summary().split())
+    assert new in told
+    assert "the optimizer's step, at steps.py:9" in told
+    with (tmp_path / "steps.py").open("a") as file:
+        file.write("# later")  # the lines may have moved
+    assert new not in " ".join(memwatch.load("steps.memwatch").summary().split())
