@@ -170,7 +170,12 @@ class Reading:
     @property
     def findings(self) -> list[Finding]:
         """The changes that would lower the peak, largest first."""
-        return self._tables.findings
+        return self._tables.findings.large
+
+    @property
+    def small_findings(self) -> list[Finding]:
+        """Further changes, largest first, that would lower the peak by less: by 1 to 5 % of its increase."""
+        return self._tables.findings.small
 
     @property
     def ways(self) -> pd.DataFrame:

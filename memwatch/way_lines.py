@@ -18,43 +18,53 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 LINES: Final[dict[str, str]] = {
+    # these loops are in functions, because a program may have variables of the same names: a process group, say
     "foreach": """\
-for group in {optimizer}.param_groups:
-    group["foreach"] = False
+def without_foreach(optimizer):
+    for group in optimizer.param_groups:
+        group["foreach"] = False
+
+without_foreach({optimizer})
 """,
     # a fused step needs Adam's counts of steps on the parameters' device; otherwise they are on the host
     "fused": """\
-for group in {optimizer}.param_groups:
-    group["fused"], group["foreach"] = True, None
-    for parameter in group["params"]:
-        if "step" in (state := {optimizer}.state.get(parameter, {{}})):
-            state["step"] = state["step"].to(parameter.device)
+def use_fused(optimizer):
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, None
+        for parameter in group["params"]:
+            if "step" in (state := optimizer.state.get(parameter, {{}})):
+                state["step"] = state["step"].to(parameter.device)
+
+use_fused({optimizer})
 """,
     # gc cannot see the hooks of a parameter. So a hook must not refer to the parameter, nor to the optimizer, which
     # holds it. Instead a copy of the optimizer steps for each parameter. The copy has no hooks, and schedulers do not
     # count its steps
     "step_in_backward": """\
 # does not work with gradient accumulation, clipping by the norm of all gradients, or GradScaler
-import copy
-import weakref
-from functools import partial
+def step_in_backward(optimizer):
+    import copy
+    import weakref
+    from functools import partial
 
-def step_now(parameter, all_of_it, one, number):
-    group = {{**all_of_it().param_groups[number], "params": [parameter]}}
-    one.state, one.param_groups = all_of_it().state, [group]
-    one.step()
+    def step_now(parameter, all_of_it, one, number):
+        group = {{**all_of_it().param_groups[number], "params": [parameter]}}
+        one.state, one.param_groups = all_of_it().state, [group]
+        one.step()
+        one.state, one.param_groups = {{}}, []
+        parameter.grad = None  # so optimizer.step() does nothing
+
+    one = copy.copy(optimizer)
     one.state, one.param_groups = {{}}, []
-    parameter.grad = None  # so optimizer.step() does nothing
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if not parameter.requires_grad:
+                continue
+            hook = partial(step_now, number=number, one=copy.copy(one))
+            hook = partial(hook, all_of_it=weakref.ref(optimizer))
+            parameter.register_post_accumulate_grad_hook(hook)
 
-one = copy.copy({optimizer})
-one.state, one.param_groups = {{}}, []
-for number, group in enumerate({optimizer}.param_groups):
-    for parameter in group["params"]:
-        if not parameter.requires_grad:
-            continue
-        hook = partial(step_now, number=number, one=copy.copy(one))
-        hook = partial(hook, all_of_it=weakref.ref({optimizer}))
-        parameter.register_post_accumulate_grad_hook(hook)
+step_in_backward({optimizer})
 """,
     # a tensor that stands for the logits: an op that only moves or leaves out rows moves rows of the hidden states, and
     # the cross entropy computes the logits part by part; any other op of the program gets real logits
@@ -140,14 +150,18 @@ logits_head.forward = partial(no_logits, logits_head)
     "sgd": """\
 from torch.optim import SGD
 
-groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
-{optimizer} = SGD(groups, lr=0.01, momentum=0.9, foreach=False)
+{optimizer} = SGD(
+    [{{"params": group["params"]}} for group in {optimizer}.param_groups],
+    lr=0.01, momentum=0.9, foreach=False,
+)
 """,
     "adafactor": """\
 from torch.optim import Adafactor
 
-groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
-{optimizer} = Adafactor(groups, lr=0.01, foreach=False)
+{optimizer} = Adafactor(
+    [{{"params": group["params"]}} for group in {optimizer}.param_groups],
+    lr=0.01, foreach=False,
+)
 """,
     "sparse_gradients": """\
 for name in {names}:

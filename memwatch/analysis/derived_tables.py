@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from memwatch.analysis.findings.finding import Finding
+    from memwatch.analysis.findings.search import Findings
     from memwatch.analysis.ways.search import Way
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
@@ -115,11 +115,11 @@ class DerivedTables:
         return self.facts.curve.peak_event
 
     @cached_property
-    def findings(self) -> list[Finding]:
-        """The changes that would lower the peak, largest first."""
-        from memwatch.analysis.findings.search import find  # many rules, which a live view never asks
+    def findings(self) -> Findings:
+        """The changes that would lower the peak."""
+        from memwatch.analysis.findings.search import Findings  # many rules, which a live view never asks
 
-        return find(self.facts, self._holders, self._saved_tensors)
+        return Findings(self.facts, self._holders, self._saved_tensors)
 
     @cached_property
     def ways(self) -> list[Way]:

@@ -812,6 +812,12 @@ def _sequence_expressions(value: Any, most_items: int) -> Iterator[tuple[str, An
         yield f"[{at}]", held
 
 
+def _no_expressions(_: Any, __: int) -> Iterator[tuple[str, Any]]:
+    # the arguments of a partial have names of its function: pasted lines that assign to `hook.keywords['optimizer']`
+    # would not change the program's own variable
+    return iter(())
+
+
 def _object_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
     for name, held in attributes(value):
         if type(name) is str and not name.startswith("__"):
@@ -877,7 +883,7 @@ _SHAPES: Final = (
     # a search goes on from these as from any object
     Shape(MethodType, _object_links, _method_edge),
     Shape(contextvars.Token, _object_links, _token_edge),
-    Shape(functools.partial, _object_links, _partial_edge),
+    Shape(functools.partial, _object_links, _partial_edge, _no_expressions),
     Shape(functools._lru_cache_wrapper, _object_links, _lru_cache_edge),
     Shape(CellType, _object_links, _cell_edge),
     Shape(MappingProxyType, _object_links, _proxy_edge),

@@ -20,7 +20,7 @@ from memwatch.leaks.advice import (
     repeats,
     stores_tensor,
 )
-from memwatch.leaks.cause import cause_of, cause_of_thread
+from memwatch.leaks.cause import cause_of, cause_of_thread, series_of
 from memwatch.leaks.cut import container_of, edit_of, holder_of
 from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.known_leaks import known_leak
@@ -41,6 +41,10 @@ still be at another place. A guess."""
 FEWEST_ADDED: Final = 4
 """A group to which not every period added is a leak only if at least so many runs added to it. A program may keep its
 last three checkpoints in a list, which would look the same with fewer runs. A guess."""
+
+
+_FEWEST_RISING: Final = 3
+"""Runs of which each added more than the one before. Of two, one may have added more by chance. A guess."""
 
 
 def leaks_of(
@@ -98,7 +102,7 @@ def leaks_of(
         if on_leak is not None:
             on_leak(leak, group)
         every = _runs_per_addition(_runs(group), measured)
-        leaks.append(replace(leak, every=every) if per_call else leak)
+        leaks.append(replace(leak, every=every, rises=_rises(kept)) if per_call else leak)
     return merge_and_sort(leaks)
 
 
@@ -177,17 +181,69 @@ def merge_and_sort(leaks: Iterable[Leak]) -> list[Leak]:
     for number, leak in enumerate(leaks):
         key = number if leak.site is None else (leak.kind, leak.device, leak.cause, leak.site, leak.every)
         merged.setdefault(key, []).append(leak)
-    return sorted(map(_merged, merged.values()), key=lambda leak: -leak.nbytes)
+    causes = list(map(_merged, merged.values()))
+    inner = {id(leak): outer for leak in causes if (outer := _around(leak, causes)) is not None}
+    found = []
+    for leak in causes:
+        behind = [each for each in causes if inner.get(id(each)) is leak]
+        if id(leak) not in inner:
+            found.append(_merged([leak, *behind], leak) if behind else leak)
+    return sorted(found, key=lambda leak: -leak.nbytes)
 
 
-def _merged(leaks: Sequence[Leak]) -> Leak:
-    first = max(leaks, key=lambda leak: leak.nbytes)
+def _around(leak: Leak, others: Sequence[Leak]) -> Leak | None:
+    """Return the leak whose growing container also leads to the container of another leak of the same line; or None.
+
+    For example, each call registers a hook, and each hook fills a list of its own. The dictionary of hooks grows, and
+    so do the lists. To remove the hooks ends both.
+    """
+    if leak.kind is not LeakKind.RETAINED or not leak.per_call or leak.cut is None or leak.site is None:
+        return None
+    end = next((number for number, edge in enumerate(leak.edges) if edge is leak.cut), 0)
+    for other in others:
+        is_alike = (other.kind, other.device, other.site) == (leak.kind, leak.device, leak.site)
+        if other is leak or not is_alike or not other.per_call or other.cut is None:
+            continue
+        at = next((number for number, edge in enumerate(other.edges) if edge is other.cut), end)
+        if at < end and _are_in_series(leak.edges[: at + 1], other.edges[: at + 1]):
+            return other
+    return None
+
+
+def _are_in_series(edges: Sequence[Edge], others: Sequence[Edge]) -> bool:
+    """Return True if two paths differ only in the key or index of the last reference, which is an entry."""
+    return (
+        edges[-1].kind.row.is_entry
+        and edges[:-1] == others[:-1]
+        and series_of(edges[-1]) == series_of(others[-1])
+    )
+
+
+def _merged(leaks: Sequence[Leak], outer: Leak | None = None) -> Leak:
+    """Return one leak for several.
+
+    Args:
+        leaks: the leaks.
+        outer: the one whose reference is cut, if the references to cut differ.
+    """
+    first = max(leaks, key=lambda leak: leak.nbytes) if outer is None else outer
+    if outer is not None:  # each of these containers outlives some additions: its entries may need a cut, too
+        inner = (leak.container or leak.holder for leak in leaks if leak is not outer)
+        first = replace(first, also=tuple(dict.fromkeys([*first.also, *inner])))
     return replace(
         first,
         nbytes=sum(leak.nbytes for leak in leaks),
         count=sum(leak.count for leak in leaks),
+        rises=any(leak.rises for leak in leaks),
         held_s=max(leak.held_s for leak in leaks),
     )
+
+
+def _rises(group: Iterable[Survivor]) -> bool:
+    """Return True if each run added more storages than the run before it."""
+    counts = Counter(survivor.storage.run for survivor in group)
+    added = [counts[run] for run in sorted(counts)]
+    return len(added) >= _FEWEST_RISING and all(before < after for before, after in pairwise(added))
 
 
 def goes_on(runs: Collection[int], measured: Sequence[int]) -> bool:

@@ -74,6 +74,7 @@ class Leak(ShownAsText):
         hook: the function that calls register as a hook, and where it is defined; empty for other leaks, and if the
             hooks are of several functions.
         also: other holders that keep tensors of it: to cut the reference ``cut`` alone does not free these.
+        rises: True if each call adds more than the call before: ``nbytes`` and ``count`` are averages.
         added_at: the line or two of the program that add to the container by its name, with their code; empty if none
             was found.
     """
@@ -110,6 +111,7 @@ class Leak(ShownAsText):
     hook: str = ""
     also: tuple[str, ...] = ()
     added_at: str = ""
+    rises: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text
@@ -129,6 +131,7 @@ class Leak(ShownAsText):
             holder=self.holder,
             every=self.every,
             repeat=self.repeat,
+            rises=self.rises,
         )
 
     def __repr__(self) -> str:

@@ -426,7 +426,9 @@ class Owners:
 
     def _note_expressions(self, frame: FrameType) -> None:
         """Note the program's expressions for its models and optimizers, where an optimizer steps for the first time."""
-        optimizers = [each for each in (known() for known in self._stepped.values()) if each is not None]
+        living = [each for each in (known() for known in self._stepped.values()) if each is not None]
+        # a copy that steps one parameter in the backward has parameters during this step alone
+        optimizers = [each for each in living if any(_groups_of(each))]
         self.is_all_adagrad = bool(optimizers) and all(type(each) is optim.Adagrad for each in optimizers)
         roots = self.registry.roots()
         if len(optimizers) > _MAX_NAMED_OPTIMIZERS:

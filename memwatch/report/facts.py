@@ -53,6 +53,8 @@ _MATTERS_BYTES: Final = 256 << 20
 a program that `memwatch run` records take 70 MiB without a library and 160 MiB with transformers. We measured 20 steps
 of three programs: 490 MiB (55 % of RSS) for a GPT and 540 MiB for a convolution, in freed blocks that malloc keeps, and
 2 GiB (85 %) for fragmented blocks."""
+_CLOSE_RATIO: Final = 0.9
+"""A second line with at least this part of the first line's bytes is named beside it. A guess."""
 _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
 VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset(
@@ -179,6 +181,13 @@ def listed_ways(reading: Reading) -> pd.DataFrame:
     return listed
 
 
+def way_ranks(reading: Reading) -> list[int | None]:
+    """Return the place of each change of `reading.ways` in `listed_ways`, from 1; None for one that is left out."""
+    listed = [(way.kind, way.lines) for way in listed_ways(reading).itertuples()]
+    ways = [(way.kind, way.lines) for way in reading.ways.itertuples()]
+    return [listed.index(way) + 1 if way in listed else None for way in ways]
+
+
 def shown_ways(found: pd.DataFrame, most: int) -> tuple[list[int], int]:
     """Return the rows of the changes that come first, and the one of them whose code is shown.
 
@@ -218,11 +227,15 @@ def headline(reading: Reading) -> str:
             peak=format_bytes(growth.predicted_peak_bytes),
         )
     categories = bytes_by(at_peak, "category")["nbytes"]
-    text = words.HEADLINE.format(
+    shares = [f"{100 * nbytes / all_bytes:.0f} %" for nbytes in lines.iloc[:2]]
+    is_close = len(lines) > 1 and lines.iloc[1] >= _CLOSE_RATIO * lines.iloc[0]
+    text = (words.HEADLINE_TWO_LINES if is_close else words.HEADLINE).format(
         share=f"{100 * categories.iloc[0] / all_bytes:.0f} %",
         category=CATEGORY_OF[categories.index[0]].phrase,
-        line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %",
+        line_share=shares[0],
         line=visible(lines.index[0]),
+        second_share=shares[-1],
+        second=visible(lines.index[-1 if len(lines) < 2 else 1]),
     )
     changes = listed_ways(reading)
     way_bytes = int(changes["peak_bytes"].iloc[0]) if len(changes) else None
@@ -235,7 +248,15 @@ def headline(reading: Reading) -> str:
     text += sentence.format(peak=format_bytes(finding_bytes))
     if way_bytes is None or way_bytes >= finding_bytes:
         return text
-    return text + words.HEADLINE_INSTEAD.format(peak=format_bytes(way_bytes))
+    is_included = str(first.kind) in str(changes["kind"].iloc[0]).split(" + ")
+    sentence = words.HEADLINE_INCLUDED if is_included else words.HEADLINE_INSTEAD
+    return text + sentence.format(peak=format_bytes(way_bytes))
+
+
+def small_growth(reading: Reading) -> Finding | None:
+    """Return the largest small finding about memory that grows; None if there is none."""
+    found = (finding for finding in reading.small_findings if getattr(finding, "growth_bytes", 0))
+    return next(found, None)
 
 
 def _headline_of_ways(changes: pd.DataFrame) -> str:
@@ -386,8 +407,8 @@ class Layers:
     inclusive_bytes: float
     """Bytes at the peak that belong to one of them, the median."""
 
-    share_of_twice_ratio: float
-    """Share of the peak, with twice as many layers, that would be there for backward only; 0 to 1."""
+    twice_peak_bytes: float
+    """The peak with twice as many layers."""
 
     def __str__(self) -> str:
         """One sentence for people."""
@@ -397,7 +418,7 @@ class Layers:
             class_name=self.class_name,
             nbytes=format_bytes(self.saved_bytes),
             twice=2 * self.count,
-            share=f"{100 * self.share_of_twice_ratio:.0f} %",
+            peak=format_bytes(self.twice_peak_bytes),
         )
 
 
@@ -427,10 +448,8 @@ def repeated_layers(reading: Reading) -> Layers | None:
     if key is None or not medians[key][0]:
         return None
     count, (saved, inclusive) = len(repeated[key]), medians[key]
-    now = saved_for_backward(reading)
-    twice = now.nbytes - now.held_anyway_bytes + count * saved
-    share_ratio = twice / (now.peak_bytes + count * max(inclusive, saved))
-    return Layers(f"{key[0]}.*" if key[0] else "*", key[1], count, saved, inclusive, share_ratio)
+    twice_peak_bytes = reading.peak_bytes + count * max(inclusive, saved)
+    return Layers(f"{key[0]}.*" if key[0] else "*", key[1], count, saved, inclusive, twice_peak_bytes)
 
 
 def _only_for_backward(reading: Reading) -> Counter[str]:

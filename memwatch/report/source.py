@@ -139,6 +139,10 @@ class Reading(Protocol):
         """Findings, largest first."""
 
     @property
+    def small_findings(self) -> Sequence[Finding]:
+        """Further findings that lower the peak by less, largest first."""
+
+    @property
     def ways(self) -> pd.DataFrame:
         """Changes that would lower the peak, simulated."""
 

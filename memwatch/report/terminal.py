@@ -38,13 +38,17 @@ from memwatch.report.facts import (
     repeated_layers,
     saved_for_backward,
     shown_ways,
+    small_growth,
 )
+from memwatch.report.page.edits import ADDED, edit_of
+from memwatch.report.page.parts import CodeReader
 from memwatch.report.plan import Places
 from memwatch.report.plan_terminal import plan_parts
 from memwatch.sizes import format_bytes, format_duration
+from memwatch.text import visible
 from memwatch.words import summary as words
 from memwatch.words import ways
-from memwatch.words.findings import holder_at
+from memwatch.words.findings import EDIT, holder_at
 from memwatch.words.places import short_place
 from memwatch.words.processes import reserved_at_peak_text
 
@@ -70,6 +74,9 @@ FEWEST_ROWS: Final = 2
 FEWEST_FINDINGS: Final = 3
 """A guess: findings say what to change, so more of them are shown than of the rows that only describe the peak."""
 INDENT: Final = 4
+_MOST_CODE_LINES: Final = 40
+"""Code of so many lines is shown even if the summary then has more lines than a screen. An optimizer that steps in the
+backward with fused=True has 34 lines. Only the loss in parts has more than this limit, over 100."""
 _EXPLAINED_RATIO: Final = 0.05
 """A guess: the name of a category with a smaller share of the peak is not explained."""
 
@@ -86,7 +93,7 @@ def summary(
 ) -> str:
     """Return the parts of the peak as text, what would lower it, and how a plan lowers it.
 
-    By default the text has at most 60 lines, where that is possible.
+    By default the text has at most 60 lines, where that is possible: code of up to 40 lines is always shown.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
@@ -123,7 +130,7 @@ def summary(
     if rows is not None:
         return text_with(_Content(rows, rows))
     text = ""
-    for content in _contents(with_ways=len(listed_ways(reading)) > 0 and growing(reading) is None):
+    for content in _contents(_code_lines(reading)):
         text = text_with(content)
         if text.count("\n") <= SCREEN_LINES:
             # These parts fit with the fewest rows. What is left of the screen goes to more rows.
@@ -147,8 +154,20 @@ class _Content(NamedTuple):
         return self._replace(rows=count, findings=max(count, self.findings))
 
 
-def _contents(*, with_ways: bool) -> list[_Content]:
-    """Return what a screen may show with the fewest rows, the fullest first."""
+def _code_lines(reading: Reading) -> int:
+    """Return how many lines of code the summary shows: those of one change, or none."""
+    found = listed_ways(reading)
+    if found.empty or growing(reading) is not None:
+        return 0
+    _, chosen = shown_ways(found, len(found))
+    return str(found["lines"][chosen]).rstrip().count("\n") + 1
+
+
+def _contents(code_lines: int) -> list[_Content]:
+    """Return what a screen may show with the fewest rows, the fullest first.
+
+    If all of them are too long for a screen, the last is shown.
+    """
     # Two rows of modules are the root and its first child, which say nothing. The code of a change is worth more than
     # the tables, which describe the peak: a user wants to know what to do.
     everything = _Content(FEWEST_ROWS, FEWEST_FINDINGS)
@@ -157,8 +176,10 @@ def _contents(*, with_ways: bool) -> list[_Content]:
     no_lines = no_storages._replace(with_lines=False)
     no_holders = no_lines._replace(with_holders=False)
     contents = [everything, no_modules, no_storages, no_lines]
-    if with_ways:
+    if code_lines:
         contents.append(no_holders)
+    if 0 < code_lines <= _MOST_CODE_LINES:
+        return contents
     return contents + [part._replace(with_code=False) for part in (no_lines, no_holders)]
 
 
@@ -172,12 +193,13 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
         parts.append("")
         parts += _made_of(reading, content, line)
     if reading.findings:
-        parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings)]
+        parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings, _code_of(reading))]
+    parts += _small(reading)
     has_ways = len(listed_ways(reading)) > 0
     if has_ways and growing(reading) is not None:
         parts += ["", Text(ways.AFTER_GROWTH)]
     elif has_ways:
-        parts += ["", *(_ways(reading, max(rows // 2, 2)) if content.with_code else _first_way(reading))]
+        parts += ["", *_ways(reading, max(rows // 2, 2), with_code=content.with_code)]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
         parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
     return parts
@@ -399,35 +421,59 @@ def _recomputed(reading: Reading) -> list[Text]:
     return [text.append(words.INSTEAD.format(nbytes=instead))]
 
 
-def finding_parts(findings: Sequence[Finding], rows: int) -> list[RenderableType]:
+def _code_of(reading: Reading) -> CodeReader:
+    """Return the reader of the program's lines, if its files are as they were when the run started."""
+    return CodeReader(float(reading.meta.get("started_s", 0.0)))
+
+
+def _edit_text(finding: Finding, code: CodeReader | None) -> str:
+    """Return the line that the page shows as an edit: as it would be, or as it is; empty if it is not known."""
+    edit = None if code is None else edit_of(finding, code)
+    if edit is None:
+        return ""
+    lines = [line for line in edit["lines"] if line["sign"] == ADDED] or edit["lines"]
+    return EDIT.format(site=short_place(edit["site"]), code=lines[0]["text"].strip())
+
+
+def finding_parts(
+    findings: Sequence[Finding], rows: int, code: CodeReader | None = None
+) -> list[RenderableType]:
     """Return a headline for each finding, and what to do under it.
 
     Args:
         findings: largest first.
         rows: most findings that are shown.
+        code: reads the program's lines, to show the one to change; None to show none.
     """
     parts: list[RenderableType] = []
     for finding in findings[:rows]:
-        held = holder_at(finding.holder, short_place(finding.site), getattr(finding, "remark", ""))
+        told_of = (getattr(finding, name, "") for name in ("remark", "variable"))
+        held = holder_at(finding.holder, short_place(finding.site), *told_of)
         headline = Table.grid(padding=(0, GAP, 0, 0))
         told = Text(clip(f"{finding.kind}: {held}"), style="bold", overflow="fold")
         headline.add_row(Text(format_bytes(finding.nbytes), no_wrap=True), told)
         parts.append(headline)
-        parts.append(Padding(Text(clip(finding.advice), overflow="fold"), (0, 0, 0, INDENT)))
+        texts = filter(None, (finding.advice, _edit_text(finding, code)))
+        parts += [Padding(Text(clip(text), overflow="fold"), (0, 0, 0, INDENT)) for text in texts]
     if len(findings) > rows:
         more = words.MORE_FINDINGS.format(count=len(findings) - rows)
         parts.append(Text(more, style="dim"))
     return parts
 
 
-def _first_way(reading: Reading) -> list[RenderableType]:
-    """Return the first change without its code, for a summary that would otherwise have too many lines."""
-    way = listed_ways(reading).iloc[0]
-    peak = _lowered(reading, int(way["peak_bytes"]))
-    return [
-        ways.HEADING_SHORT.format(count=len(reading.ways)),
-        Text(f"{peak}  {_told(way)}", overflow="fold"),
-    ]
+def _small(reading: Reading) -> list[RenderableType]:
+    """Return a line about memory that grows a little, and one with the number of other small findings."""
+    grown = small_growth(reading)
+    count = len(reading.small_findings) - (grown is not None)
+    parts: list[RenderableType] = []
+    if grown is not None:
+        holder = visible(grown.holder.removesuffix(grown.remark))
+        rate = format_bytes(grown.growth_bytes)
+        parts += ["", Text(words.SMALL_GROWTH.format(rate=rate, holder=holder), overflow="fold")]
+    if count:
+        told = words.SMALL_FINDINGS.format(share=f"{LEAST_RATIO * 100:.0f} %", count=count)
+        parts += [*([] if reading.findings else [""]), Text(told, style="dim")]
+    return parts
 
 
 def _told(way: Any) -> str:
@@ -440,7 +486,7 @@ def _lowered(reading: Reading, peak_bytes: int) -> str:
     return ways.FALL.format(peak=format_bytes(peak_bytes), share=share)
 
 
-def _ways(reading: Reading, most: int) -> list[RenderableType]:
+def _ways(reading: Reading, most: int, *, with_code: bool) -> list[RenderableType]:
     """Return a row for each change that would lower the peak, and the code of one of them."""
     found = listed_ways(reading)
     shown, chosen = shown_ways(found, most)
@@ -451,12 +497,16 @@ def _ways(reading: Reading, most: int) -> list[RenderableType]:
         )
     heading = ways.HEADING_BESIDE_FINDINGS if reading.findings else ways.HEADING
     parts: list[RenderableType] = [heading, grid]
+    code = str(found["lines"][chosen]).rstrip()
+    peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))
+    parts.append(Text(ways.code_heading(chosen, peak_of_code)))
+    if with_code:
+        parts.append(Code(code, INDENT))
+    else:
+        parts.append(Text(ways.LINES_ELSEWHERE.format(count=code.count("\n") + 1)))
     if len(found) > len(shown):
         parts.append(Text(ways.MORE_WAYS.format(count=len(found) - len(shown)), style="dim"))
-    code = Code(str(found["lines"][chosen]).rstrip(), INDENT)
-    peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))
-    parts += [Text(ways.code_heading(chosen, peak_of_code)), code]
-    if len(found) > 1:
+    elif len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts
 

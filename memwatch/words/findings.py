@@ -42,6 +42,10 @@ TOGETHER: Final = "{change}; the peak would fall to {together} with all findings
 
 FINDING: Final = "{holder}, {advice}"
 HOLDER_AT: Final = "{holder} at {site}{remark}"
+HOLDER_OF_VARIABLE: Final = "{holder} (`{variable}` is set at {site}){remark}"
+"""For a part of a variable's value, which gets its tensors at another line."""
+EDIT: Final = "change {site}: {code}"
+"""The line that the page shows as an edit."""
 ALSO_HELD: Final = "{holder} (also held by {others})"
 
 GROWTH: Final = (
@@ -72,8 +76,16 @@ AUTOCAST_CACHE: Final = "autocast's cache"
 FLOAT32_COPY: Final = "autograd, which saves what was converted for an op,"
 
 
-def holder_at(holder: str, site: str, remark: str) -> str:
-    """Return a holder with its site, which stands before what is remarked of it: how it is known."""
+def holder_at(holder: str, site: str, remark: str, variable: str = "") -> str:
+    """Return a holder with its site, which stands before what is remarked of it: how it is known.
+
+    Args:
+        holder: the holder in words, with the remark.
+        site: its site.
+        remark: the end of `holder`.
+        variable: the variable that the site sets, if the holder is a part of its value.
+    """
     if not site:
         return holder
-    return HOLDER_AT.format(holder=holder.removesuffix(remark), site=site, remark=remark)
+    template = HOLDER_OF_VARIABLE if variable else HOLDER_AT
+    return template.format(holder=holder.removesuffix(remark), site=site, remark=remark, variable=variable)

@@ -33,6 +33,8 @@ TO_DO: Final = "To end it, cut this reference: {holder}."
 TO_DO_LARGEST: Final = "Begin with the largest. To end it, cut this reference: {holder}."
 """The first sentences of the page of leaks."""
 ON_EACH: Final = " on each {repeat}"
+RISING: Final = " on average, more on each {repeat}"
+"""In place of the phrase above, where each call adds more than the call before."""
 ON_ONE_IN: Final = " on one {repeat} in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
 CALLED_FROM: Final = ", called from {caller}"
@@ -230,9 +232,10 @@ def headline(
     holder: str,
     every: int = 1,
     repeat: str = "call",
+    rises: bool = False,
 ) -> str:
     """Return a leak in one line."""
-    each = _on_each(repeat, every)
+    each = RISING.format(repeat=repeat) if rises else _on_each(repeat, every)
     return HEADLINE.format(
         kind=kind,
         amount=_amount(kind, sizes, count),

@@ -15,6 +15,11 @@ HEADLINE: Final = (
     "The largest part of the peak is {category} ({share}). "
     "The line {line} made {line_share} of the peak, more than any other line."
 )
+HEADLINE_TWO_LINES: Final = (
+    "The largest part of the peak is {category} ({share}). "
+    "The lines {line} ({line_share}) and {second} ({second_share}) made more of the peak than any other line."
+)
+"""Where the second line made nearly as much."""
 HEADLINE_GROWTH: Final = (
     "Memory grows by {rate} with each pass: {holder} keeps {nbytes} ({share} of the peak). "
     "Without that, the peak would be {peak}."
@@ -23,9 +28,9 @@ HEADLINE_GROWTH: Final = (
 HEADLINE_FINDING: Final = " Without the first finding below, the peak would be {peak}."
 HEADLINE_FINDINGS: Final = " Without the findings below, the peak would be {peak}."
 """Where the first of them alone would leave the peak as it is: other memory is as large at another instant."""
-HEADLINE_INSTEAD: Final = (
-    ' With the first change under "What would lower the peak" instead, it would be {peak}.'
-)
+HEADLINE_INSTEAD: Final = " With the first change below instead: {peak}."
+HEADLINE_INCLUDED: Final = " With the first change below, which includes that fix: {peak}."
+"""Where one of its parts is what the finding asks for."""
 HEADLINE_WAY: Final = " With the first change below, the peak would be {peak}."
 HEADLINE_CODE: Final = " The code below would bring it to {peak}."
 """Where the first change needs a decision, the code of a later one is shown."""
@@ -46,6 +51,13 @@ MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that the memory at the peak comes from, with the backward of their ops"
 HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
 FINDINGS: Final = "Findings: memory that is alive without need. The peak may fall by less than these bytes"
+SMALL_GROWTH: Final = (
+    "Memory also grows a little: by {rate} with each pass, held by {holder}. "
+    "`memwatch leaks` names the lines."
+)
+SMALL_FINDINGS: Final = (
+    "Findings below {share} of the peak increase: {count:,} (prof.small_findings lists them)"
+)
 MORE_FINDINGS: Final = "{count:,} more: `--rows 40` lists them, and prof.findings in Python"
 NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: `--rows 40` lists them, and prof.notes in Python"
@@ -64,8 +76,8 @@ SAVED_ANYWAY: Final = (
     "; backward also reads {nbytes} of parameters, inputs and other tensors that stay alive anyway"
 )
 LAYERS: Final = (
-    "Each of the {count} modules `{name}` ({class_name}) saves {nbytes} for backward; with {twice} modules, saved "
-    "tensors would be about {share} of the peak"
+    "Each of the {count} modules `{name}` ({class_name}) saves {nbytes} for backward; with {twice} modules, the peak "
+    "would be about {peak}"
 )
 RECOMPUTED: Final = "Computed again in backward: "
 INSTEAD: Final = "; without checkpoints, forward would keep up to {nbytes} for it"

@@ -93,9 +93,10 @@ PLACE: Final = "# before the training loop"
 PLACE_AT_TOP: Final = "# at the top of the file that computes the loss"
 PLACE_IN: Final = "# in {function}, before the training loop"
 STANDS_FOR: Final = "# {word} stands for your {word}"
+LINES_ELSEWHERE: Final = "The code has {count:,} lines: prof.ways in Python, or memwatch summary --json"
+"""In place of the code, where it is much longer than a screen."""
 MORE_LINES: Final = "Code for the others: prof.ways in Python, or memwatch summary --json"
-HEADING_SHORT: Final = "What would lower the peak (all {count:,}: memwatch summary --json)"
-MORE_WAYS: Final = "{count:,} more: `--rows 40` lists them, and prof.ways in Python"
+MORE_WAYS: Final = "{count:,} more, and the code of each: prof.ways in Python, or memwatch summary --json"
 
 
 COMPILED: Final = (

@@ -158,6 +158,41 @@ def test_hooks_that_keep_tensors_are_one_leak():
     assert (leak.kind, leak.nbytes) == (LeakKind.RETAINED, 400)
 
 
+@pytest.mark.words
+@pytest.mark.parametrize("keeps", [True, False])
+def test_hooks_that_each_fill_a_list_of_their_own_are_one_leak(keeps):
+    """Each call registers a hook, and all hooks run: both the hooks and the list of each hook grow."""
+    layer = nn.Linear(8, 8)
+
+    def watches():
+        seen = []
+        handle = layer.register_forward_hook(lambda *args: seen.append(args[2].detach().mean()))
+        layer(torch.ones(4, 8))
+        if not keeps:
+            handle.remove()
+
+    leaks = find_leaks(watches, runs=8)
+    assert len(leaks) == keeps
+    for leak in leaks:
+        assert leak.cut.name.isdecimal()
+        assert "call `handle.remove()` after use" in leak.advice
+        assert leak.rises
+        assert "tensors on average, more on each call" in str(leak)
+        assert "list of" in leak.path[-1]
+
+
+def test_two_lists_that_one_line_fills_are_two_leaks():
+    """To empty one of them leaves the other."""
+    first, second = [], []
+
+    def fills():
+        for each in (first, second):
+            each.append(torch.ones(100))
+
+    assert len(find_leaks(fills, runs=4)) == 2
+    assert not any(leak.rises for leak in find_leaks(fills, runs=4))
+
+
 def hooks_left(block):
     try:
         with check_leaks():

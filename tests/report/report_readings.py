@@ -45,6 +45,7 @@ class HandMade:
     steps: pd.DataFrame
     uses: pd.DataFrame = field(default_factory=lambda: table("uses", {}))
     findings: list = field(default_factory=list)
+    small_findings: list = field(default_factory=list)
     ways: pd.DataFrame = field(default_factory=lambda: table("ways", {}))
     process: pd.DataFrame = field(default_factory=lambda: table("process", {}))
     notes: list = field(default_factory=list)

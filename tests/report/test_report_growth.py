@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import json
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ from torch import nn
 import memwatch
 from memwatch.cli import main
 from memwatch.report.facts import listed_ways, shown_ways
+from memwatch.sizes import format_bytes
 
 TRAINING = """
 import torch
@@ -54,6 +57,8 @@ def test_the_summary_names_the_growth_first_and_lists_other_changes_only_without
     assert ("Code for the change" in told) == (not grows)
     assert (" leaks train.py" in told) == grows
     assert (" fit --limit " in told) == (not grows)
+    line = TRAINING.splitlines().index("log = Log()") + 1
+    assert (f"`log.losses` of module `__main__` (`log` is set at train.py:{line})" in told) == grows
 
 
 def test_the_page_opens_the_code_of_a_change_only_where_nothing_grows(recorded, tmp_path):
@@ -92,3 +97,162 @@ def test_a_line_of_code_is_not_wrapped():
     lines = ways["lines"][shown_ways(ways, 2)[1]].splitlines()
     assert max(map(len, lines)) > 40
     assert all(line in prof.summary(width=40, rows=2) for line in lines)
+
+
+class _Log:
+    """What a training keeps of each step, in several ways."""
+
+    def __init__(self):
+        self.outputs, self.losses = [], []
+        self.window, self.mean = collections.deque(maxlen=4), torch.zeros(16, 128)
+
+    def keep_outputs(self, out, loss):
+        self.outputs.append(out.detach()[:16].clone())
+
+    def keep_window(self, out, loss):
+        self.window.append(out.detach()[:16].clone())
+
+    def keep_mean(self, out, loss):
+        self.mean = 0.9 * self.mean + 0.1 * out.detach()[:16]
+
+    def keep_number(self, out, loss):
+        self.losses.append(loss.item())
+
+    def keep_scalars(self, out, loss):
+        self.losses.append(loss.detach())
+
+
+def _profile_of_a_log(keep, passes=20):
+    log = _Log()
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(4))
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memwatch.profile() as prof:
+        for _ in range(passes):
+            optimizer.zero_grad()
+            out = model(torch.randn(128, 128))
+            loss = out.square().mean()
+            loss.backward()
+            optimizer.step()
+            keep(log, out, loss)
+    return prof
+
+
+@pytest.mark.words
+def test_the_summary_mentions_memory_that_grows_a_little():
+    prof = _profile_of_a_log(_Log.keep_outputs)
+    (small,) = (finding for finding in prof.small_findings if finding.growth_bytes)
+    assert small.growth_bytes == 16 * 128 * 4
+    assert not any(finding.growth_bytes for finding in prof.findings)
+    told = " ".join(prof.summary().split())
+    assert "Memory also grows a little: by 8.00 KiB with each pass, held by" in told
+    assert "Memory grows by" not in told
+    assert "`log.outputs`" in told
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [_Log.keep_window, _Log.keep_mean, _Log.keep_number, _Log.keep_scalars],
+    ids=lambda keep: keep.__name__,
+)
+def test_a_log_that_does_not_grow_is_not_mentioned(keep):
+    """Kept scalars do grow, but by less than a small finding has."""
+    prof = _profile_of_a_log(keep)
+    assert not any(finding.growth_bytes for finding in [*prof.findings, *prof.small_findings])
+    assert "grows" not in prof.summary()
+
+
+@pytest.mark.words
+def test_the_summary_counts_small_findings():
+    """Gradients that are alive at the peak are less than 5 % of it."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            loss = model(torch.randn(512, 64)).square().mean()
+            torch.randn(2048, 64).square()  # at the peak, the gradients of the last step are alive
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert "gradient" in [finding.kind for finding in prof.small_findings]
+    assert "gradient" not in [finding.kind for finding in prof.findings]
+    counted = (
+        f"Findings below 5 % of the peak increase: {len(prof.small_findings)} (prof.small_findings lists"
+    )
+    assert counted in " ".join(prof.summary().split())
+
+
+@pytest.mark.words
+def test_all_views_have_one_order_of_changes_and_the_code_of_the_first(recorded, capsys):
+    grows, capture = recorded
+    reading = memwatch.load(capture)
+    listed = listed_ways(reading)
+    assert main(["summary", "--json", str(capture)]) == 0
+    ranked = [way for way in json.loads(capsys.readouterr().out)["ways"] if way["rank"]]
+    assert [way["way"] for way in sorted(ranked, key=lambda way: way["rank"])] == list(listed["way"])
+    if not grows:
+        told = reading.summary()
+        assert " more, and the code of each: prof.ways in Python, or memwatch summary --json\n" in told
+        lines = listed["lines"][shown_ways(listed, 2)[1]].splitlines()
+        assert all(f"    {line}".rstrip() in told for line in lines)
+
+
+@pytest.mark.words
+def test_the_headline_says_that_the_first_change_includes_the_fix_of_the_finding():
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            model(torch.randn(8, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert prof.findings[0].kind == "fused"
+    assert listed_ways(prof)["kind"][0] == "fused + step_in_backward"
+    told = " ".join(prof.summary().split())
+    peaks = prof.findings[0].predicted_peak_bytes, int(listed_ways(prof)["peak_bytes"][0])
+    alone, both = map(format_bytes, peaks)
+    assert f"finding below, the peak would be {alone}. With the first change below, which includes" in told
+    assert f"which includes that fix: {both}." in told
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("second", [256, 16])
+def test_the_headline_names_a_second_line_that_made_nearly_as_much(second):
+    with memwatch.profile() as prof:
+        one = torch.ones(256, 1024)
+        other = torch.ones(second, 1020)
+    told = " ".join(prof.summary().split())
+    assert ("made more of the peak than any other line" in told) == (second == 256)
+    assert (" % of the peak, more than any other line" in told) == (second != 256)
+    assert one.sum() > other.sum()
+
+
+STEPS = """
+import torch
+from torch import nn
+
+model = nn.Linear(512, 512)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(4, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.words
+def test_the_summary_shows_the_line_to_change_as_the_page_does(tmp_path, monkeypatch):
+    (tmp_path / "steps.py").write_text(STEPS)
+    command = [sys.executable, "-m", "memwatch", "run", "-o", "steps.memwatch", "steps.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    reading = memwatch.load("steps.memwatch")
+    assert reading.findings[0].kind == "fused"
+    new = "change steps.py:6: optimizer = torch.optim.AdamW(model.parameters(), fused=True)"
+    told = " ".join(reading.summary().split())
+    assert new in told
+    assert "the optimizer's step, at steps.py:9" in told
+    with (tmp_path / "steps.py").open("a") as file:
+        file.write("# later")  # the lines may have moved
+    assert new not in " ".join(memwatch.load("steps.memwatch").summary().split())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.report.facts import repeated_layers, saved_for_backward
+from memwatch.report.facts import repeated_layers
 
 
 class Block(nn.Module):
@@ -30,12 +30,11 @@ def record(layers):
     return prof
 
 
-def test_repeated_layers_are_found_and_foretell_the_share_of_twice_as_many():
-    """The predicted share for twice as many layers is the measured one within 3 %."""
+def test_repeated_layers_are_found_and_foretell_the_peak_of_twice_as_many():
+    """The predicted peak for twice as many layers is the measured one within 3 %."""
     layers = repeated_layers(record(4))
     assert (layers.name, layers.class_name, layers.count) == ("1.*", "Block", 4)
-    measured = saved_for_backward(record(8)).share_ratio
-    assert layers.share_of_twice_ratio == pytest.approx(measured, abs=0.03)
+    assert layers.twice_peak_bytes == pytest.approx(record(8).peak_bytes, rel=0.03)
 
 
 def test_the_summary_says_it():

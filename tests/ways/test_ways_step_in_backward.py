@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional
 from ways import run_lines
 
 import memwatch
+from memwatch.way_lines import LINES
 
 
 class _Training:
@@ -224,3 +227,44 @@ def test_with_a_fused_kernel_the_step_in_the_backward_makes_no_temporaries():
 def test_a_fused_kernel_is_not_added_to_a_step_that_makes_no_temporaries():
     """SGD updates a parameter in place."""
     assert _of_two_changes(_Training(_sgd)) is None
+
+
+@pytest.mark.parametrize("calls_step", [True, False])
+def test_a_program_with_the_pasted_lines_gets_no_lines_that_go_past_them(calls_step):
+    """The copies that step in the backward are no optimizers of the program, and a new optimizer has no hooks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
+    opt = _adam(model.parameters())
+    one = copy.copy(opt)
+    one.state, one.param_groups = {}, []
+    for parameter in model.parameters():  # as the lines were once: their variables stay in the program
+        hook = partial(_step_now, one=copy.copy(one), all_of_it=weakref.ref(opt))
+        parameter.register_post_accumulate_grad_hook(hook)
+
+    def train():
+        for _ in range(2):
+            model(torch.randn(8, 256)).square().mean().backward()
+            if calls_step:
+                opt.step()
+
+    with memwatch.profile(holders=False) as prof:
+        train()
+    assert set(prof.capture.meta["expressions"]["optimizers"]) == {"opt" if calls_step else ""}
+    assert not prof.ways["kind"].str.contains("step_in_backward|adafactor|sgd").any()
+    assert "keywords" not in "".join(prof.ways["lines"])
+
+
+def _step_now(parameter, one, all_of_it):
+    one.state = all_of_it().state
+    one.param_groups = [{**all_of_it().param_groups[0], "params": [parameter]}]
+    one.step()
+    one.state, one.param_groups = {}, []
+    parameter.grad = None
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused", "step_in_backward", "sgd", "adafactor"])
+def test_the_lines_leave_only_names_that_say_what_they_do(kind):
+    """A program may have variables such as `group` and `state`, which loops at the same level would change."""
+    optimizer = _adam(nn.Linear(4, 4).parameters())
+    names = run_lines(LINES[kind].format(optimizer="optimizer"), optimizer=optimizer).keys() - {"optimizer"}
+    assert names <= {"without_foreach", "use_fused", "step_in_backward", "SGD", "Adafactor"}

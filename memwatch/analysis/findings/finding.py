@@ -15,10 +15,12 @@ import numpy as np
 from memwatch.analysis.holders import Holder, HolderKey, HolderKind
 from memwatch.analysis.holders.holder import of_any_item
 from memwatch.capture.schema import IN_BACKWARD, NONE
+from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
 from memwatch.own_code import CodeOwner
 from memwatch.text import ShownAsText
 from memwatch.words import findings as words
+from memwatch.words.holders import site_text
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
@@ -224,6 +226,9 @@ def _event_of_backward(facts: Facts, op: int) -> int:
 
 LEAST_RATIO: Final = 0.05
 """A finding lowers the peak by at least this share of the peak increase. A guess."""
+LEAST_SMALL_RATIO: Final = 0.01
+"""The share for a small finding, which the summary only mentions. The rules leave out what keeps less than 0.6 % at one
+moment (`_LEAST_PART` of `memwatch.analysis.findings.search`). A guess."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +267,16 @@ class Finding(ShownAsText):
     edges: Path = field(default=(), repr=False, compare=False)
     last_used: str = field(default="", repr=False)
 
+    @property
+    def variable(self) -> str:
+        """The variable that `site` sets, if the holder is an attribute of its value; else empty."""
+        first, second, *_ = *self.edges, None, None
+        if first is None or second is None or second.kind is not EdgeKind.ATTRIBUTE:
+            return ""
+        is_variable = first.kind in (EdgeKind.GLOBAL, EdgeKind.LOCAL)
+        return first.name or "" if is_variable and site_text(first) == self.site else ""
+
     def __str__(self) -> str:
         """Return one line: the variable, the memory that it keeps, the change, and the peak after it."""
-        held = words.holder_at(self.holder, short_place(self.site), self.remark)
+        held = words.holder_at(self.holder, short_place(self.site), self.remark, self.variable)
         return words.FINDING.format(holder=held, advice=self.advice)

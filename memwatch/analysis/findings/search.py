@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from memwatch.analysis.facts.forward_ops import op_of_node
 from memwatch.analysis.findings.avoidable import AVOIDABLE
 from memwatch.analysis.findings.finding import (
     LEAST_RATIO,
+    LEAST_SMALL_RATIO,
     Candidate,
     Finding,
     in_own_code,
@@ -58,15 +60,54 @@ _LEAST_SHARE_OF_SMALL: Final = 1 / 2
 enough. A guess."""
 
 
-def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
-    """Return the changes that would lower the peak, largest first. Without recorded uses the list is empty."""
-    if facts.capture.lacks("uses"):
-        return []
-    outcomes = SavedTensorOutcomes(facts, saved)
-    evidence = Evidence(facts, holders, saved, outcomes, Loops(facts), IdleGradients(facts))
-    least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
-    found = rank(_candidates(evidence, least_bytes), facts, evidence.loops, least_bytes)
-    return sorted([*found, *find_growth(facts, holders, least_bytes)], key=lambda finding: -finding.nbytes)
+class Findings:
+    """The findings of one recording: those that lower the peak by enough, and smaller ones.
+
+    Args:
+        facts: the facts of the capture.
+        holders: the holders of all memory.
+        saved: the tensors that autograd saved.
+    """
+
+    def __init__(self, facts: Facts, holders: Holders, saved: SavedTensors) -> None:
+        self._facts, self._holders = facts, holders
+        self._candidates: list[Candidate] = []
+        if facts.capture.lacks("uses"):
+            return
+        outcomes = SavedTensorOutcomes(facts, saved)
+        evidence = Evidence(facts, holders, saved, outcomes, Loops(facts), IdleGradients(facts))
+        self._loops = evidence.loops
+        self._candidates = _candidates(evidence, self._least_bytes(LEAST_RATIO))
+
+    def _least_bytes(self, ratio: float) -> int:
+        return max(int(self._facts.curve.peak_increase_bytes * ratio), 1)
+
+    @cached_property
+    def large(self) -> list[Finding]:
+        """The changes that would lower the peak by enough, largest first. Without recorded uses there is none."""
+        return self._at_least(LEAST_RATIO)
+
+    @cached_property
+    def small(self) -> list[Finding]:
+        """The changes that would lower the peak by less, largest first, down to `LEAST_SMALL_RATIO`."""
+        known = {row for finding in self.large for row in finding.storages}
+        is_known_to_grow = any(finding.growth_bytes for finding in self.large)
+        most_bytes = self._facts.curve.peak_bytes - self._least_bytes(LEAST_SMALL_RATIO)
+        return [
+            finding
+            for finding in self._at_least(LEAST_SMALL_RATIO)
+            if finding.predicted_peak_bytes <= most_bytes
+            and known.isdisjoint(finding.storages)
+            and not (is_known_to_grow and finding.growth_bytes)
+        ]
+
+    def _at_least(self, ratio: float) -> list[Finding]:
+        if self._facts.capture.lacks("uses"):
+            return []
+        least_bytes = self._least_bytes(ratio)
+        found = rank(self._candidates, self._facts, self._loops, least_bytes)
+        found += find_growth(self._facts, self._holders, least_bytes)
+        return sorted(found, key=lambda finding: -finding.nbytes)
 
 
 def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:

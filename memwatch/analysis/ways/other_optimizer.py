@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.ways.step_in_backward import steps_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
 from memwatch.capture.schema import NONE, OPTIMIZER
 from memwatch.kinds.roles import ROLES
@@ -51,7 +52,13 @@ class _State(NamedTuple):
 
 
 def other_optimizers(facts: Facts, timeline: Timeline) -> list[OtherOptimizer]:
-    """Return the optimizers that would keep less state; empty if there is no single optimizer with state."""
+    """Return the optimizers that would keep less state; empty if there is no single optimizer with state.
+
+    It is also empty if the optimizer steps in the backward. The lines would come after the hooks, which go on with the
+    former optimizer.
+    """
+    if steps_in_backward(facts):
+        return []
     allocations, phase = facts.allocations, facts.capture.tables["ops"]["phase"]
     roles = facts.capture.tables["roles"]
     rows = allocations.rows_of(np.unique(roles["storage"][roles["role"] == _STATE]))

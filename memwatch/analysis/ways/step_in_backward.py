@@ -82,7 +82,7 @@ def step_in_backward(facts: Facts, timeline: Timeline, *, is_fused: bool = False
     """
     tables, allocations = facts.capture.tables, facts.allocations
     roles, uses, ops = tables["roles"], tables["uses"], tables["ops"]
-    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
+    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes") or steps_in_backward(facts):
         return None
     storages, parameters = gradients_of_parameters(facts)
     touching = np.flatnonzero(np.isin(uses["storage"], storages))
@@ -114,6 +114,14 @@ def step_in_backward(facts: Facts, timeline: Timeline, *, is_fused: bool = False
         _changed(facts, timeline, made, rows, ready),
         is_exact=all(len(part.gradients) == 1 or not part.temporary_most_bytes for part in parts),
     )
+
+
+def steps_in_backward(facts: Facts) -> bool:
+    """Return True if a hook of the program runs an optimizer's step in a backward."""
+    steps, phase = facts.capture.tables["steps"], facts.capture.tables["ops"]["phase"]
+    has_ops = steps["op"] < np.minimum(steps["end_op"], len(phase))
+    is_step = np.array([facts.strings[name].endswith(".step") for name in steps["name"].tolist()], dtype=bool)
+    return bool(np.isin(phase[steps["op"][has_ops & is_step]], IN_BACKWARD).any())
 
 
 def _changed(

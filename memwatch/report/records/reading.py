@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import MemwatchError
-from memwatch.report.facts import bytes_by, evidence_bytes, peak_instant
+from memwatch.report.facts import bytes_by, evidence_bytes, peak_instant, way_ranks
 from memwatch.report.tree import LEVELS, Node, peak_tree
 
 if TYPE_CHECKING:
@@ -97,10 +97,11 @@ def findings_record(reading: Reading, *, rows: int | None = None) -> list[Findin
 def ways_record(reading: Reading, *, rows: int | None = None) -> list[WayRecord]:
     """Return the changes of the program that would lower the peak, the lowest peak first.
 
-    The summary lists them in another order: another optimizer comes last there.
+    The summary lists them in another order, their `rank`: another optimizer comes last there.
     """
     found: list[Any] = reading.ways[:rows].to_dict("records")
-    for way in found:
+    for way, rank in zip(found, way_ranks(reading), strict=False):
+        way["rank"] = rank
         if math.isnan(way["time_ratio"]):
             way["time_ratio"] = None  # JSON has no NaN
     return found

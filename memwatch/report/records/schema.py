@@ -85,6 +85,10 @@ class WayRecord(TypedDict):
     decision: Annotated[str, "what to decide or to know first; empty if there is nothing"]
     lines: Annotated[str, "the lines of Python that make the change"]
     modules: Annotated[str, "the modules that it changes, by their names in the model, joined by `, `"]
+    rank: Annotated[
+        int | None,
+        "its place in the summary and on the page, from 1; null if a finding of the same kind stands for it there",
+    ]
 
 
 class NoteRecord(TypedDict):
