@@ -22,6 +22,8 @@ _HOOK_TABLE: Final = "hooks"
 
 _SILENT_ON_STACK: Final = (EdgeKind.ITEM, EdgeKind.REFERENCE)
 
+_KEPT_OFF_STACK: Final = (HolderKind.CLOSURE_CELL, HolderKind.DEFAULT_ARGUMENT, HolderKind.AUTOGRAD_CTX)
+
 _HELD_IN_CALL: Final = (EdgeKind.LOCAL, EdgeKind.TEMPORARY, EdgeKind.ATTRIBUTE)
 
 
@@ -46,7 +48,9 @@ class HolderPath:
         if self.is_graph:
             return HolderKind.GRAPH
         if self.head.kind is EdgeKind.EVALUATION_STACK:
-            return HolderKind.EVALUATION_STACK if self.suspended is None else HolderKind.GENERATOR
+            if self.suspended is not None:
+                return HolderKind.GENERATOR
+            return self._kind_on_the_way if self.is_kept_off_stack else HolderKind.EVALUATION_STACK
         if self.head.kind is EdgeKind.C_CODE:
             return HolderKind.CPP_ONLY
         variable = self.head.kind.row.root_holder
@@ -69,6 +73,17 @@ class HolderPath:
         return inner if is_variable and _kind_of_edge(inner) is HolderKind.GENERATOR else None
 
     @property
+    def is_kept_off_stack(self) -> bool:
+        """Whether a function or autograd's `ctx` keeps the memory, though the search knows no owner of theirs.
+
+        Torch's C++ code has them: a node its `ctx`, and a tensor that gc does not count as young its hooks. The cell or
+        the attribute is the reference to edit, whatever leads to it.
+        """
+        if self.head.kind is not EdgeKind.EVALUATION_STACK or self.is_graph or self.suspended is not None:
+            return False
+        return any(_kind_of_edge(edge) in _KEPT_OFF_STACK for edge in self._on_the_way)
+
+    @property
     def _kind_on_the_way(self) -> HolderKind:
         """The kind that the last reference with a kind gives.
 
@@ -81,7 +96,7 @@ class HolderPath:
     def is_told_again(self) -> bool:
         """Whether a sample may have taken it over from one before: it asks gc but once about a storage."""
         in_cpp = self.head.kind is EdgeKind.C_CODE or self.edges[-1].kind is EdgeKind.SHARED_MEMORY
-        return self.suspended is not None or in_cpp
+        return self.suspended is not None or self.is_kept_off_stack or in_cpp
 
     @property
     def is_graph(self) -> bool:
@@ -175,6 +190,9 @@ class HolderPath:
         """The reference whose file and line a reader should edit, or None without a known line."""
         if self.suspended is not None:
             return self.suspended
+        if self.is_kept_off_stack:
+            edge = self.telling
+            return edge if edge is not None and edge.file and edge.line else None
         if self.head.kind.row.root_holder is None:
             return None
         telling = self.telling if self.accessors is None else None
