@@ -146,6 +146,18 @@ class Holder:
         return self.kind is not HolderKind.EVALUATION_STACK or not known or known[-1]
 
     @property
+    def place(self) -> tuple[object, ...] | None:
+        """What tells apart the expression that names the memory, if it has one value at a time.
+
+        The value of a key counts as its dictionary. None for an object of any variable, and for a call of a thread.
+        """
+        place = HolderPath(self.edges).place if self.edges and self.path else None
+        if place is None or (place[0].owner is not None and place[0].owner.thread):
+            return None
+        named = place[:-1] if HolderPath(self.edges).is_value_of_key else place
+        return tuple(map(_identity, named))
+
+    @property
     def is_inside(self) -> bool:
         """Whether a container or an object that the holder names refers to the memory."""
         return bool(self.edges) and HolderPath(self.edges).is_inside

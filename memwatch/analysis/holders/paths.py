@@ -22,6 +22,9 @@ _HOOK_TABLE: Final = "hooks"
 
 _SILENT_ON_STACK: Final = (EdgeKind.ITEM, EdgeKind.REFERENCE)
 
+_VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.GLOBAL)
+_ONE_VALUE: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.FIELD, EdgeKind.SUBMODULE, EdgeKind.BUFFER)
+
 _KEPT_OFF_STACK: Final = (HolderKind.CLOSURE_CELL, HolderKind.DEFAULT_ARGUMENT, HolderKind.AUTOGRAD_CTX)
 
 _HELD_IN_CALL: Final = (EdgeKind.LOCAL, EdgeKind.TEMPORARY, EdgeKind.ATTRIBUTE)
@@ -154,6 +157,22 @@ class HolderPath:
     def is_direct(self) -> bool:
         """Whether a variable of a call refers to the memory itself, through no container or object."""
         return self.head.kind is not EdgeKind.C_CODE and not self._on_the_way
+
+    @property
+    def place(self) -> Path | None:
+        """The references, if an expression from a variable names one value at a time; None if they may have many.
+
+        The last one may be the value of a key: another key of the dictionary is another place.
+        """
+        if self.head.kind not in _VARIABLES or self.accessors is None or self.is_graph:
+            return None
+        way = self._on_the_way[:-1] if self.is_value_of_key else self._on_the_way
+        return self.edges if all(edge.kind in _ONE_VALUE for edge in way) else None
+
+    @property
+    def is_value_of_key(self) -> bool:
+        """Whether the memory is the value of a key of a dictionary."""
+        return bool(self._on_the_way) and self._on_the_way[-1].kind is EdgeKind.VALUE
 
     @property
     def ends_in_container(self) -> bool:
