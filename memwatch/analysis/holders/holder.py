@@ -149,9 +149,10 @@ class Holder:
     def place(self) -> tuple[object, ...] | None:
         """What tells apart the expression that names the memory, if it has one value at a time.
 
-        The value of a key counts as its dictionary. None for an object of any variable, and for a call of a thread.
+        The value of a key counts as its dictionary. None for an object of any variable, for a call of a thread, and
+        for objects that refer to others of their class, since a twin lies in another one of these.
         """
-        place = HolderPath(self.edges).place if self.edges and self.path else None
+        place = HolderPath(self.edges).place if self.edges and self.path and not self.links_objects else None
         if place is None or (place[0].owner is not None and place[0].owner.thread):
             return None
         named = place[:-1] if HolderPath(self.edges).is_value_of_key else place
