@@ -23,7 +23,13 @@ _HOOK_TABLE: Final = "hooks"
 _SILENT_ON_STACK: Final = (EdgeKind.ITEM, EdgeKind.REFERENCE)
 
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.GLOBAL)
-_ONE_VALUE: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.FIELD, EdgeKind.SUBMODULE, EdgeKind.BUFFER)
+_ONE_VALUE: Final = (
+    EdgeKind.ATTRIBUTE,
+    EdgeKind.CLASS_ATTRIBUTE,
+    EdgeKind.FIELD,
+    EdgeKind.SUBMODULE,
+    EdgeKind.BUFFER,
+)
 
 _KEPT_OFF_STACK: Final = (HolderKind.CLOSURE_CELL, HolderKind.DEFAULT_ARGUMENT, HolderKind.AUTOGRAD_CTX)
 

@@ -361,7 +361,7 @@ class HolderSamples:
         same calls, the newest of these is the value, because each new one replaces the one before.
         """
         alike = self._births.alive_alike(allocation, op)
-        if len(alike) < 2:  # noqa: PLR2004
+        if len(alike) < 2:
             return False
         key = place, op, int(alike[0]), len(alike)
         if key not in self._stay:
@@ -395,8 +395,9 @@ class HolderSamples:
 
         An object that only the variable of a crowded place leads to may have dropped it, and does not count.
         """
-        for rows, is_own in ((self._rows.of(allocation), True), (self._twins.of_same_size(allocation), False)):
-            rows = rows[~self._rows.is_graph[rows]]
+        evidence = ((self._rows.of(allocation), True), (self._twins.of_same_size(allocation), False))
+        for seen, is_own in evidence:
+            rows = seen[~self._rows.is_graph[seen]]
             for row in rows[np.argsort(-self._table["sample"][rows], kind="stable")].tolist():
                 holder = self._rows.holder(int(self._table["path"][row]))
                 is_root = holder.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT)
