@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from memwatch.analysis.tables import TEXT
+from memwatch.capture.schema import NONE, PHASES
 from memwatch.kinds.roles import OF_TRAINING
 from memwatch.words.storages import site_name
 
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class PeakMoment:
+    """The op at the peak, as far as an edit elsewhere leaves it as it is.
+
+    Attributes:
+        op_name: its name.
+        phase: its phase.
+        function: the program's function that called it.
+        line: the line that called it, as `file:line`; it may move.
+    """
+
+    op_name: str
+    phase: str
+    function: str
+    line: str = field(compare=False)
+
+
+@dataclass(frozen=True)
 class PeakSites:
     """The figures of one capture that a comparison needs.
 
@@ -35,12 +53,14 @@ class PeakSites:
         sites: the storages that were alive at the peak. One row per (category, module, site); columns `bytes` and
             `count`.
         lines: the line that allocated most bytes of each site, as `file:line`; "" if unknown.
+        moment: the op at the peak; None if it was not recorded.
     """
 
     device: str
     peak_bytes: int
     sites: pd.DataFrame
     lines: Mapping[Site, str]
+    moment: PeakMoment | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,7 @@ class Comparison:
         sites: the storages that were alive at either peak. One row per (category, module, site), largest change
             first; columns `old_bytes`, `new_bytes`, `delta_bytes` (bytes), `old_count`, `new_count` (storages).
         new_lines: the line that allocated most bytes of each site of the new capture, as `file:line`.
+        moved_to: the op at the new peak, if the old peak was at another op; else None.
     """
 
     device: str
@@ -61,6 +82,7 @@ class Comparison:
     new_peak_bytes: int
     sites: pd.DataFrame
     new_lines: Mapping[Site, str]
+    moved_to: PeakMoment | None = None
 
     @property
     def growth_ratio(self) -> float:
@@ -77,7 +99,7 @@ def peak_sites(tables: DerivedTables) -> PeakSites:
     it. It is not a line, because an edit moves the lines below it, and all of them would seem to have changed.
     """
     sites, lines = _by_site(tables)
-    return PeakSites(tables.facts.device, tables.facts.curve.peak_bytes, sites, lines)
+    return PeakSites(tables.facts.device, tables.facts.curve.peak_bytes, sites, lines, _moment(tables))
 
 
 def compare(old: PeakSites, new: PeakSites) -> Comparison:
@@ -95,7 +117,25 @@ def compare(old: PeakSites, new: PeakSites) -> Comparison:
     sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
     sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]
     order = sites["delta_bytes"].abs().sort_values(ascending=False, kind="stable").index
-    return Comparison(new.device, old.peak_bytes, new.peak_bytes, sites.loc[order], new.lines)
+    has_moved = None not in (old.moment, new.moment) and old.moment != new.moment
+    return Comparison(
+        new.device,
+        old.peak_bytes,
+        new.peak_bytes,
+        sites.loc[order],
+        new.lines,
+        new.moment if has_moved else None,
+    )
+
+
+def _moment(tables: DerivedTables) -> PeakMoment | None:
+    facts = tables.facts
+    op = facts.op_at(tables.peak_event)
+    if op == NONE:
+        return None
+    stack = facts.capture.tables["ops"]["stack"][[op]]
+    function = str(facts.places.functions(stack)[0])
+    return PeakMoment(facts.op_name(op), PHASES[facts.op_phase(op)], function, facts.op_line(op))
 
 
 def _by_site(tables: DerivedTables) -> tuple[pd.DataFrame, dict[Site, str]]:

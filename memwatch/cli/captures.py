@@ -31,7 +31,7 @@ from memwatch.progress import working
 from memwatch.settings import project_settings
 from memwatch.sizes import format_bytes
 from memwatch.words.processes import PROGRAM_FAILED
-from memwatch.words.storages import short_site
+from memwatch.words.storages import moved_peak, short_site
 from memwatch.words.summary import FIT_COMMAND, LEAKS_COMMAND, NEXT_COMMAND
 
 if TYPE_CHECKING:
@@ -445,9 +445,11 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
     sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
     where = f" on {compared.device}" if not is_host(compared.device) else ""
     headline = Text(f"Peak{where} {sizes}, {_signed(grown)}{share}", style="bold")
+    moment = compared.moved_to
+    moved = [Text(moved_peak(moment.op_name, moment.phase, moment.line))] if moment else []
     changed = compared.sites[compared.sites["delta_bytes"] != 0]
     if changed.empty:
-        return to_text(headline, "No site changed.")
+        return to_text(headline, *moved, "No site changed.")
     shown = changed.head(rows)
     figures = {
         "Change": [_signed(nbytes) for nbytes in shown["delta_bytes"]],
@@ -468,7 +470,7 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
         table.add_row(*cells, name(category), tail(module, for_module), told)
     rest = changed["delta_bytes"].iloc[rows:]
     more = [Text(f"{len(rest):,} more sites: {_signed(rest.sum())}", style="dim")] if len(rest) else []
-    return to_text(headline, "", table, *more)
+    return to_text(headline, *moved, "", table, *more)
 
 
 def _signed(nbytes: int) -> str:

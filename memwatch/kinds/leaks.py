@@ -281,10 +281,13 @@ class Remedy(Enum):
         "`itertools.cycle` keeps every item of its iterator: loop over the loader anew for each epoch "
         "(`while True: yield from loader`)"
     )
-    CTX_ATTRIBUTE = RemedyRow("do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`")
+    CTX_ATTRIBUTE = RemedyRow(
+        "use `ctx.save_for_backward(y)` for inputs and outputs, in place of attributes of `ctx`; a tensor that "
+        "forward only uses inside itself may stay an attribute"
+    )
     CTX_OBJECT = RemedyRow(
-        "`ctx` keeps this object, and the object leads back to the output: put only the values that "
-        "backward needs on `ctx`, or delete the attribute after backward"
+        "`ctx` keeps this object, and the object leads back to the output: give inputs and outputs to "
+        "`ctx.save_for_backward(y)` and keep only other values in the object, or delete the attribute after backward"
     )
     EXCEPTION_ARGS = RemedyRow(
         "the exception keeps its arguments: give it text (`str(tensor.shape)`), not tensors"

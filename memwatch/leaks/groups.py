@@ -353,6 +353,8 @@ def leak_of(
         name = name_of_object(cut, holder_edges)
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
     known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
+    # what an exception or a call keeps goes with it: how a value is stored does not matter there
+    is_stored = stores_tensor(cut, edges)
     return Leak(
         kind=shown.kind,
         nbytes=nbytes,
@@ -369,12 +371,15 @@ def leak_of(
         advice=(known.remedy if known is not None else "")
         or advice(
             remedy,
-            with_graph=keeps_graph and shown.kind.is_reached and stores_tensor(cut, edges),
+            with_graph=keeps_graph and shown.kind.is_reached and is_stored,
             further=[]
             if remedy.row.ends_every_cycle
             else [reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
             is_complete=not any(survivor.has_more_cycles for survivor in group),
-            shows_part=shown.kind is LeakKind.RETAINED and _mostly_views(group) and _shows_part(group),
+            shows_part=shown.kind is LeakKind.RETAINED
+            and is_stored
+            and _mostly_views(group)
+            and _shows_part(group),
             name=name,
         ),
         tensor=largest.tensor,

@@ -7,6 +7,9 @@ from typing import Final
 LAG_IN_CALL: Final = "compute what the call waits for first, and this right before the call"
 """The advice for values on the evaluation stack: arguments of a call that is not complete yet."""
 
+OUTPUT_OF_OBJECT: Final = "set it to None before backward(), or store only what you need of it there"
+"""The advice for a model's output in an attribute, which may also be the output of the previous pass."""
+
 LAST_EXCEPTION: Final = (
     "clear sys.last_value, sys.last_exc and sys.last_traceback once the error is reported, "
     "or keep the error's text"

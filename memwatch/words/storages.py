@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 
@@ -115,3 +116,14 @@ def unmade_name(thread: str, step: int, *, is_older: bool, has_ops: bool) -> str
     if not has_ops:
         return _CALL_NOT_IMPORTED
     return _OLDER if is_older else _OUTSIDE_OPS
+
+
+MOVED_PEAK: Final = "The peak is at another moment now: op {op} ({phase}){at}"
+"""Of two captures, where the new peak is at another op than the old one: the sites are those of two moments."""
+MOVED_TO_LINE: Final = " at {line}"
+
+
+def moved_peak(op_name: str, phase: str, line: str) -> str:
+    """Return that the peak of a new capture is at another op than the old one's."""
+    at = MOVED_TO_LINE.format(line=os.path.basename(line)) if line else ""
+    return MOVED_PEAK.format(op=short_op(op_name), phase=phase, at=at)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import memwatch
 from memwatch.cli.main import VERBS, main
@@ -116,6 +117,29 @@ def test_diff_shows_its_figures_whole_in_a_narrow_terminal(narrow, wide, monkeyp
     assert lines
     size = r"[-+]?[\d.]+ (?:[KMG]i)?B"
     assert all(re.match(rf"\s*(?:{size}\s+){{3}}", line) for line in lines if "more sites" not in line)
+
+
+def test_diff_says_that_the_peak_is_at_another_moment(tmp_path, capsys):
+    """Lines may move: an edit above them changes no moment."""
+
+    def with_peak_in(function, name):
+        with memwatch.profile() as prof:
+            function()
+        prof.save(tmp_path / name)
+        return str(tmp_path / name)
+
+    def multiplied():
+        return torch.ones(1 << 16) * 2
+
+    def added():
+        return torch.ones(1 << 16) + 2
+
+    old, new = with_peak_in(multiplied, "old.memwatch"), with_peak_in(added, "new.memwatch")
+    again = with_peak_in(multiplied, "again.memwatch")
+    assert main(["diff", old, new]) == 0
+    assert "another moment now: op add (forward) at test_cli_readers.py:" in capsys.readouterr().out
+    assert main(["diff", old, again]) == 0
+    assert "another moment" not in capsys.readouterr().out
 
 
 def test_diff_tells_sites_by_name_where_lines_moved(tmp_path, capsys):

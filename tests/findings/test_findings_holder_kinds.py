@@ -94,6 +94,24 @@ PATHS = {
         HolderKind.EVALUATION_STACK,
         "attribute .exception_cache of pkg.Trainer",
     ),
+    "a ctx that only a node in C++ has": (
+        [
+            Edge(EdgeKind.EVALUATION_STACK, "CapBackward"),
+            Edge(EdgeKind.ATTRIBUTE, "curve", owner=Vertex(VertexKind.CTX, "CapBackward")),
+            ATTRIBUTE,
+        ],
+        HolderKind.AUTOGRAD_CTX,
+        "attribute .exception_cache of `Trainer`",
+    ),
+    "a closure in a table of hooks whose tensor is old": (
+        [
+            Edge(EdgeKind.EVALUATION_STACK, "OrderedDict"),
+            Edge(EdgeKind.VALUE, "4", owner=Vertex(VertexKind.CONTAINER, "OrderedDict", count=9)),
+            at(EdgeKind.CLOSURE_CELL, "before", FUNCTION),
+        ],
+        HolderKind.CLOSURE_CELL,
+        "closure cell `before` of `hook`",
+    ),
     "a module of no running call": (
         [
             Edge(EdgeKind.MODULE, "lib"),

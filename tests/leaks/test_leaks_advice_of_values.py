@@ -39,6 +39,26 @@ def test_a_loss_that_fills_its_storage_needs_no_clone():
     assert leak.advice == advice(Remedy.ITEM, with_graph=True)
 
 
+def test_how_a_loss_is_stored_is_no_matter_where_an_exception_keeps_it():
+    """`mse_loss` leaves its loss in a larger storage. The program stores the exception, and no tensor."""
+    errors = []
+
+    def fail():
+        loss = functional.mse_loss(torch.ones(64, 64) @ weight, torch.ones(64, 64))
+        if loss.item():
+            raise ValueError("too large")
+
+    def run():
+        try:
+            fail()
+        except ValueError as error:
+            errors.append(error)
+
+    leaks = find_leaks(run)
+    assert leaks
+    assert {leak.advice for leak in leaks} == {advice(Remedy.EXCEPTION)}
+
+
 class Module:
     def __init__(self):
         self.outputs = []

@@ -146,6 +146,19 @@ class Holder:
         return self.kind is not HolderKind.EVALUATION_STACK or not known or known[-1]
 
     @property
+    def place(self) -> tuple[object, ...] | None:
+        """What tells apart the expression that names the memory, if it has one value at a time.
+
+        The value of a key counts as its dictionary. None for an object of any variable, for a call of a thread, and
+        for objects that refer to others of their class, since a twin lies in another one of these.
+        """
+        place = HolderPath(self.edges).place if self.edges and self.path and not self.links_objects else None
+        if place is None or (place[0].owner is not None and place[0].owner.thread):
+            return None
+        named = place[:-1] if HolderPath(self.edges).is_value_of_key else place
+        return tuple(map(_identity, named))
+
+    @property
     def is_inside(self) -> bool:
         """Whether a container or an object that the holder names refers to the memory."""
         return bool(self.edges) and HolderPath(self.edges).is_inside
@@ -217,7 +230,10 @@ def object_holder(holder: Holder) -> Holder | None:
 
     The object's references still exist after the call returned in whose variable the object was seen.
     """
-    edge = HolderPath(holder.edges).last_attribute if holder.edges else None
+    read = HolderPath(holder.edges) if holder.edges else None
+    if read is not None and read.is_kept_off_stack:
+        return holder
+    edge = None if read is None else read.last_attribute
     if edge is None:
         return None
     return dataclasses.replace(
@@ -245,6 +261,8 @@ def of_any_item(holder: Holder) -> Holder:
 
 def _told_edges(path: HolderPath) -> Path:
     """Return the references that the words of a holder name."""
+    if path.is_kept_off_stack and path.telling is not None:
+        return (path.telling,)
     if path.accessors is not None:
         return (path.head, *path.accessors)
     return (path.head,) if path.telling is None else (path.head, path.telling)
@@ -263,6 +281,8 @@ def _words(path: HolderPath) -> str:
     head, telling = path.head, path.telling
     if path.suspended is not None:
         return words.suspended_phrase(path.suspended, path.suspended if telling is None else telling)
+    if path.is_kept_off_stack and telling is not None:
+        return words.suspended_phrase(telling, telling)
     if head.kind is EdgeKind.EVALUATION_STACK:
         return words.stack_phrase(head, telling)
     if path.kind is HolderKind.GLOBAL and head.kind.row.words_as_root is None:

@@ -61,6 +61,16 @@ class Births:
         rows = np.flatnonzero((made != NONE) & (made < len(self._stacks)))
         return _grouped(rows, self._stacks[made[rows]])
 
+    def alive_alike(self, allocation: int, op: int) -> IntArray:
+        """Return the allocations of the same calls and op name that are alive while an op runs, the oldest first."""
+        stack, made = self.stack(allocation), self._made
+        rows = self._rows_by_stack.get(stack, _NO_OPS) if stack != NONE else _NO_OPS
+        ops, allocations = self._facts.capture.tables["ops"], self._facts.allocations
+        rows = rows[(made[rows] <= op) & (ops["name"][made[rows]] == ops["name"][made[allocation]])]
+        death_ns = allocations.death_ns[rows]
+        alive: IntArray = rows[(death_ns == NONE) | (death_ns > ops["start_ns"][op])]
+        return alive[np.argsort(made[alive], kind="stable")]
+
     def generation(self, allocation: int, op: int) -> int:
         """Return how many times the calls that made an allocation made another by the time an op runs."""
         ops = self._ops_by_stack.get(self.stack(allocation), _NO_OPS)
@@ -141,6 +151,11 @@ class LastingReferences:
         if is_rebound and self._births.made_again(allocation, seen_op, op):
             return None
         return holder.inferred(Inference.EARLIER)  # no look sees a `del`
+
+    def count_of_calls(self, holder: Holder, op: int) -> int:
+        """Return how many running calls may have the variable that a holder's path starts from; 1 for a global."""
+        call = _call_of(holder)
+        return 1 if call is None else self._running.count(call, op)
 
     def _is_unchanged(self, holder: Holder, allocation: int, seen_op: int, op: int) -> bool:
         """Return True for a variable that no code could have set between an op and the later op at which it was seen.

@@ -22,6 +22,17 @@ _HOOK_TABLE: Final = "hooks"
 
 _SILENT_ON_STACK: Final = (EdgeKind.ITEM, EdgeKind.REFERENCE)
 
+_VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.GLOBAL)
+_ONE_VALUE: Final = (
+    EdgeKind.ATTRIBUTE,
+    EdgeKind.CLASS_ATTRIBUTE,
+    EdgeKind.FIELD,
+    EdgeKind.SUBMODULE,
+    EdgeKind.BUFFER,
+)
+
+_KEPT_OFF_STACK: Final = (HolderKind.CLOSURE_CELL, HolderKind.DEFAULT_ARGUMENT, HolderKind.AUTOGRAD_CTX)
+
 _HELD_IN_CALL: Final = (EdgeKind.LOCAL, EdgeKind.TEMPORARY, EdgeKind.ATTRIBUTE)
 
 
@@ -46,7 +57,9 @@ class HolderPath:
         if self.is_graph:
             return HolderKind.GRAPH
         if self.head.kind is EdgeKind.EVALUATION_STACK:
-            return HolderKind.EVALUATION_STACK if self.suspended is None else HolderKind.GENERATOR
+            if self.suspended is not None:
+                return HolderKind.GENERATOR
+            return self._kind_on_the_way if self.is_kept_off_stack else HolderKind.EVALUATION_STACK
         if self.head.kind is EdgeKind.C_CODE:
             return HolderKind.CPP_ONLY
         variable = self.head.kind.row.root_holder
@@ -69,6 +82,17 @@ class HolderPath:
         return inner if is_variable and _kind_of_edge(inner) is HolderKind.GENERATOR else None
 
     @property
+    def is_kept_off_stack(self) -> bool:
+        """Whether a function or autograd's `ctx` keeps the memory, though the search knows no owner of theirs.
+
+        Torch's C++ code has them: a node its `ctx`, and a tensor that gc does not count as young its hooks. The cell or
+        the attribute is the reference to edit, whatever leads to it.
+        """
+        if self.head.kind is not EdgeKind.EVALUATION_STACK or self.is_graph or self.suspended is not None:
+            return False
+        return any(_kind_of_edge(edge) in _KEPT_OFF_STACK for edge in self._on_the_way)
+
+    @property
     def _kind_on_the_way(self) -> HolderKind:
         """The kind that the last reference with a kind gives.
 
@@ -81,7 +105,7 @@ class HolderPath:
     def is_told_again(self) -> bool:
         """Whether a sample may have taken it over from one before: it asks gc but once about a storage."""
         in_cpp = self.head.kind is EdgeKind.C_CODE or self.edges[-1].kind is EdgeKind.SHARED_MEMORY
-        return self.suspended is not None or in_cpp
+        return self.suspended is not None or self.is_kept_off_stack or in_cpp
 
     @property
     def is_graph(self) -> bool:
@@ -141,6 +165,22 @@ class HolderPath:
         return self.head.kind is not EdgeKind.C_CODE and not self._on_the_way
 
     @property
+    def place(self) -> Path | None:
+        """The references, if an expression from a variable names one value at a time; None if they may have many.
+
+        The last one may be the value of a key: another key of the dictionary is another place.
+        """
+        if self.head.kind not in _VARIABLES or self.accessors is None or self.is_graph:
+            return None
+        way = self._on_the_way[:-1] if self.is_value_of_key else self._on_the_way
+        return self.edges if all(edge.kind in _ONE_VALUE for edge in way) else None
+
+    @property
+    def is_value_of_key(self) -> bool:
+        """Whether the memory is the value of a key of a dictionary."""
+        return bool(self._on_the_way) and self._on_the_way[-1].kind is EdgeKind.VALUE
+
+    @property
     def ends_in_container(self) -> bool:
         """Whether the memory is an item of a container, which keeps it when the next one is put in."""
         return bool(self._on_the_way) and self._on_the_way[-1].kind in (
@@ -175,6 +215,9 @@ class HolderPath:
         """The reference whose file and line a reader should edit, or None without a known line."""
         if self.suspended is not None:
             return self.suspended
+        if self.is_kept_off_stack:
+            edge = self.telling
+            return edge if edge is not None and edge.file and edge.line else None
         if self.head.kind.row.root_holder is None:
             return None
         telling = self.telling if self.accessors is None else None

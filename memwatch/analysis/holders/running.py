@@ -133,6 +133,10 @@ class RunningCalls:
             return any(frame.function.endswith(COMPREHENSIONS) for frame in frames)
         return bool(frames)
 
+    def count(self, call: Vertex, op: int) -> int:
+        """Return how many calls of the same function run while an op runs."""
+        return sum(_is_of(call, frame) for frame in self.frames(op))
+
     def state(self, call: Vertex, seen_op: int, op: int) -> CallState:
         """Return whether a call, as a sample saw it during one op, runs during another op.
 

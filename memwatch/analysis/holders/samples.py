@@ -42,6 +42,9 @@ _MOST_ASKED: Final = 24
 """Pairs of a twin and a sample whose holders are read for one allocation, the best fit first. A guess."""
 _SMALL_RATIO: Final = 0.001
 """A share of the peak's increase, as in `record/holders/state.py`: no sample searches for the holder of less memory."""
+_Place = tuple[object, ...]
+_NOT_THEN: Final = (Inference.TWIN, Inference.EARLIER, Inference.LATER)
+"""The inferences from one sample, of another allocation or at another time."""
 _ACROSS: Final = (Inference.EARLIER, Inference.LATER)
 """The inferences from a sample in another op than the one that is asked for."""
 
@@ -106,6 +109,32 @@ class SampleRows:
         for row, storage in enumerate(self.table["storage"].tolist()):
             found.setdefault(storage, []).append(row)
         return {storage: np.array(rows) for storage, rows in found.items()}
+
+    @cached_property
+    def keys_with_one_value(self) -> dict[tuple[object, ...], int]:
+        """The dictionaries that only replace the values of their keys, and the number of these keys.
+
+        A dictionary that grows has more keys at each sample. Here samples saw each key with different values, and a
+        value that was replaced was still alive: something else kept it.
+        """
+        deaths, ops = self._facts.allocations.death_ns, self._facts.capture.tables["ops"]["start_ns"]
+        values: dict[tuple[tuple[object, ...], str | None], list[tuple[int, int]]] = {}
+        paths = {}
+        for number in self.paths:
+            holder = self.holder(number)
+            if holder.place is not None and HolderPath(holder.edges).is_value_of_key:
+                paths[number] = holder.place, holder.edges[-1].name
+        for row in np.flatnonzero(np.isin(self.table["path"], list(paths))).tolist():
+            seen = int(self.table["op"][row]) - 1, int(self.table["storage"][row])
+            values.setdefault(paths[int(self.table["path"][row])], []).append(seen)
+        keys: dict[tuple[object, ...], list[bool]] = {}
+        for (place, _), seen_values in values.items():
+            is_replaced = any(
+                storage != after and (deaths[storage] == NONE or deaths[storage] > ops[op])
+                for (_, storage), (op, after) in itertools.pairwise(seen_values)
+            )
+            keys.setdefault(place, []).append(is_replaced)
+        return {place: len(replaced) for place, replaced in keys.items() if all(replaced)}
 
     @property
     def storages(self) -> Collection[int]:
@@ -297,6 +326,7 @@ class HolderSamples:
         self._births = births = Births(facts)
         self._lasting = LastingReferences(facts, births)
         self._twins = Twins(facts, self._rows, births, self._lasting)
+        self._stay: dict[tuple[_Place, int, int, int], set[int] | None] = {}
 
     @property
     def storages(self) -> Collection[int]:
@@ -311,7 +341,72 @@ class HolderSamples:
         """
         if int(self._facts.allocations.op[allocation]) == op:
             return []
+        found = self._found(allocation, op)
+        places = [holder.place if holder.inference in _NOT_THEN else None for holder in found]
+        crowded = {
+            place for place in places if place is not None and self._is_crowded_out(place, allocation, op)
+        }
+        if not crowded:
+            return found
+        left = [holder for holder, place in zip(found, places, strict=True) if place not in crowded]
+        return left or self._elsewhere(allocation, op, crowded)
+
+    def _found(self, allocation: int, op: int) -> list[Holder]:
         return [holder for holder in self._holders(allocation, op) if holder.kind is not HolderKind.GRAPH]
+
+    def _is_crowded_out(self, place: _Place, allocation: int, op: int) -> bool:
+        """Return True if a place has room for fewer values than were inferred to be there while an op runs.
+
+        A variable or an attribute has one value at a time. If it is the inferred holder of more allocations of the
+        same calls, the newest of these is the value, because each new one replaces the one before.
+        """
+        alike = self._births.alive_alike(allocation, op)
+        if len(alike) < 2:
+            return False
+        key = place, op, int(alike[0]), len(alike)
+        if key not in self._stay:
+            self._stay[key] = self._staying(place, alike.tolist(), op)
+        stay = self._stay[key]
+        return stay is not None and allocation not in stay
+
+    def _staying(self, place: _Place, alike: list[int], op: int) -> set[int] | None:
+        """Return the allocations that a place may have, None if it may have all that were inferred to be there."""
+        there: dict[int, Holder] = {}
+        for each in alike:
+            if int(self._facts.allocations.op[each]) != op:
+                there.update((each, holder) for holder in self._found(each, op) if holder.place == place)
+        room = self._room(place, next(iter(there.values())), op) if there else None
+        if room is None or len(there) <= room:
+            return None
+        is_known = {each: holder.inference not in _NOT_THEN for each, holder in there.items()}
+        known = {each for each, is_sure in is_known.items() if is_sure}
+        others = [each for each, is_sure in is_known.items() if not is_sure]
+        return known | set(others[len(others) - max(room - len(known), 0) :])
+
+    def _room(self, place: _Place, holder: Holder, op: int) -> int | None:
+        """Return how many values a place has at a time; None if that is unknown."""
+        calls = self._lasting.count_of_calls(holder, op)
+        if calls != 1:
+            return None
+        return self._rows.keys_with_one_value.get(place) if HolderPath(holder.edges).is_value_of_key else 1
+
+    def _elsewhere(self, allocation: int, op: int, crowded: set[_Place]) -> list[Holder]:
+        """Return the object that samples saw hold an allocation, or a twin of it, at no place that has another value.
+
+        An object that only the variable of a crowded place leads to may have dropped it, and does not count.
+        """
+        evidence = ((self._rows.of(allocation), True), (self._twins.of_same_size(allocation), False))
+        for seen, is_own in evidence:
+            rows = seen[~self._rows.is_graph[seen]]
+            for row in rows[np.argsort(-self._table["sample"][rows], kind="stable")].tolist():
+                holder = self._rows.holder(int(self._table["path"][row]))
+                is_root = holder.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT)
+                if is_root or not is_in_object(holder) or holder.place is not None:
+                    continue
+                kept = object_holder(holder)
+                if kept is not None:
+                    return [kept.inferred(Inference.EARLIER if is_own else Inference.TWIN)]
+        return []
 
     def was_in_no_variable(self, allocation: int, op: int) -> bool:
         """Return True if samples searched for an allocation, or for another of the same calls, and found no variable.
