@@ -270,9 +270,9 @@ class Finding(ShownAsText):
     @property
     def variable(self) -> str:
         """The variable that `site` sets, if the holder is an attribute of its value; else empty."""
-        first, second, *_ = *self.edges, None, None
-        if first is None or second is None or second.kind is not EdgeKind.ATTRIBUTE:
+        if len(self.edges) < 2 or self.edges[1].kind is not EdgeKind.ATTRIBUTE:
             return ""
+        first = self.edges[0]
         is_variable = first.kind in (EdgeKind.GLOBAL, EdgeKind.LOCAL)
         return first.name or "" if is_variable and site_text(first) == self.site else ""
 
