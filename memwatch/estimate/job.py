@@ -200,9 +200,8 @@ class Shards:
     def __getitem__(self, rank: int) -> torch.Tensor:
         """Return the shard of a rank, as `torch.chunk` cuts it. If there are too few rows, it is an empty vector."""
         start, size = rank * self._rows, self._tensor.size(self._dim)
-        if (
-            self._rows and start >= size
-        ):  # of a tensor without rows, `torch.chunk` gives each rank a part of its shape
+        # of a tensor without rows, `torch.chunk` gives each rank a part of its shape
+        if self._rows and start >= size:
             return self._tensor.new_empty(0)
         return self._tensor.narrow(self._dim, start, min(self._rows, size - start))
 

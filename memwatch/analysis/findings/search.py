@@ -540,12 +540,10 @@ def _what_to_do(kind: FindingKind, holder: Holder) -> str:
         return words.LAST_EXCEPTION if of_interpreter else holder.kind.row.stale or drop
     if kind is FindingKind.LAG and holder.kind is HolderKind.EVALUATION_STACK:
         return words.LAG_IN_CALL
-    if kind is FindingKind.OUTPUT and holder.kind is HolderKind.ATTRIBUTE:
-        head = holder.edges[0].kind if holder.edges else None
-        if (
-            head is EdgeKind.ARGUMENT
-        ):  # of `self`: the object outlives the call, so no `del` of a variable frees it
-            return words.OUTPUT_OF_OBJECT
+    is_of_argument = bool(holder.edges) and holder.edges[0].kind is EdgeKind.ARGUMENT
+    if kind is FindingKind.OUTPUT and holder.kind is HolderKind.ATTRIBUTE and is_of_argument:
+        # an attribute of `self`: the object outlives the call, so no `del` of a variable frees the output
+        return words.OUTPUT_OF_OBJECT
     if kind is FindingKind.VOID and not holder.kind.row.has_own_name:
         return drop
     return kind.row.advice or drop

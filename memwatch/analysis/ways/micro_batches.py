@@ -358,9 +358,8 @@ def _follow(
     starts = {each.start_op for each in passes}
     derived = set(inputs)
     rearranged: set[tuple[int, ...]] = set()  # sizes whose batch dimension is not among the first two
-    data: set[int] = (
-        set()
-    )  # made from neither the batch nor parameters, such as targets: they get no gradient
+    # made from neither the batch nor parameters, such as targets: they get no gradient
+    data: set[int] = set()
     for op in window:
         if phase[op] == OPTIMIZER:
             continue
@@ -380,10 +379,7 @@ def _follow(
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
-        if phase[op] in (
-            FORWARD,
-            RECOMPUTE,
-        ):  # with a reentrant checkpoint, only the recomputation makes nodes
+        if phase[op] in (FORWARD, RECOMPUTE):  # a reentrant checkpoint makes nodes only as it computes again
             base = base_names[int(ops["name"][op])]
             if mixes_samples(
                 base,
@@ -441,9 +437,8 @@ class _ResultsOfModels:
     def __init__(self, facts: Facts) -> None:
         roles = facts.capture.tables["roles"]
         self._module_of_op = facts.capture.tables["ops"]["module"]
-        self._inputs: dict[
-            int, dict[int, list[int]]
-        ] = {}  # storages by the first op of the call, and by module
+        # storages by the first op of the call, and by module
+        self._inputs: dict[int, dict[int, list[int]]] = {}
         rows = np.flatnonzero(roles["role"] == _INPUT)
         for op, name, storage in zip(
             *(roles[key][rows].tolist() for key in ("op", "name", "storage")), strict=True
