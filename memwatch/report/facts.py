@@ -431,7 +431,7 @@ def repeated_layers(reading: Reading) -> Layers | None:
     Returns:
         The layers. None if fewer than two equal numbered modules save something.
     """
-    modules, saved_bytes = reading.modules, _only_for_backward(reading)
+    modules, saved_bytes = reading.modules, only_for_backward(reading)
     parameter_bytes = _parameter_bytes(reading)
     groups: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
     for name, class_name, inclusive_bytes in zip(
@@ -452,10 +452,15 @@ def repeated_layers(reading: Reading) -> Layers | None:
     return Layers(f"{key[0]}.*" if key[0] else "*", key[1], count, saved, inclusive, twice_peak_bytes)
 
 
-def _only_for_backward(reading: Reading) -> Counter[str]:
-    """Return the bytes at the peak that are there for backward alone, by the module that saved them and those above."""
+def only_for_backward(reading: Reading) -> Counter[str]:
+    """Return the bytes at the peak that are there for backward alone, by the module that saved them and those above.
+
+    A model whose own name is "" has the bytes of all modules.
+    """
     own = own_only_for_backward(reading)
-    return _with_children(own.index, own.tolist())
+    sums = _with_children(own.index, own.tolist())
+    sums[""] = int(own.sum())
+    return sums
 
 
 def own_only_for_backward(reading: Reading) -> pd.Series[int]:

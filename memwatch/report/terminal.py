@@ -32,6 +32,7 @@ from memwatch.report.facts import (
     headline,
     is_recorded,
     listed_ways,
+    only_for_backward,
     peak_instant,
     process_text,
     recomputed,
@@ -345,13 +346,14 @@ def _add_rest(table: Table, rest: pd.Series[int], reading: Reading) -> None:
 
 
 def _modules(reading: Reading, rows: int, line: int) -> Table:
-    room = line - FIGURES_WIDTH - 28
-    table = _table("Bytes>", "Share>", "Own>", "For backward>", "Module", "Class")
+    room = line - FIGURES_WIDTH - 33
+    table = _table("Bytes>", "Share>", "Own>", "Only for backward>", "Module", "Class")
     largest = reading.modules[reading.modules["inclusive_bytes"] > 0].sort_values(
         "inclusive_bytes", ascending=False, kind="stable"
     )
+    for_backward = only_for_backward(reading)
     for module, row in largest.head(rows).iterrows():
-        sizes = (format_bytes(row[column]) for column in ("own_bytes", "saved_bytes"))
+        sizes = map(format_bytes, (row["own_bytes"], for_backward[str(module)]))
         names = (tail(str(module) or "(root)", room * 3 // 5), head(row["class_name"], room * 2 // 5))
         table.add_row(
             format_bytes(row["inclusive_bytes"]), _share(row["inclusive_bytes"], reading), *sizes, *names
