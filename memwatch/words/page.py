@@ -22,13 +22,13 @@ LINES_MEANING: Final = (
     "The bytes shown above, by the line of your code that they come from, with the backward of its ops: a gradient "
     "counts for the line of the forward op."
 )
-"""What stands above the lines of the program. The summary's heading of its lines (`summary.LINES`) says the same."""
+"""The sentence above the lines of the program. The summary's heading of its lines (`summary.LINES`) says the same."""
 
 BASES: Final = {
     "simulated": "Simulated: from the recorded allocations and frees.",
     "estimated": "Estimated: the recording does not show all allocations of the changed program.",
 }
-"""What the word after a predicted peak means, by the basis of a change."""
+"""The meaning of the word after a predicted peak, by the basis of a change."""
 
 SMALL_PARTS: Final = "{count} smaller parts"
 """The label of all parts of the peak that are too small for a label of their own."""

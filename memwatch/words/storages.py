@@ -119,7 +119,7 @@ def unmade_name(thread: str, step: int, *, is_older: bool, has_ops: bool) -> str
 
 
 MOVED_PEAK: Final = "The peak is at another moment now: op {op} ({phase}){at}"
-"""Of two captures, where the new peak is at another op than the old one: the sites are those of two moments."""
+"""The line about two captures whose peaks are at different ops, so that their sites are of two moments."""
 MOVED_TO_LINE: Final = " at {line}"
 
 

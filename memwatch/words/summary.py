@@ -30,7 +30,7 @@ HEADLINE_FINDINGS: Final = " Without the findings below, the peak would be {peak
 """Where the first of them alone would leave the peak as it is: other memory is as large at another instant."""
 HEADLINE_INSTEAD: Final = " With the first change below instead: {peak}."
 HEADLINE_INCLUDED: Final = " With the first change below, which includes that fix: {peak}."
-"""Where one of its parts is what the finding asks for."""
+"""For a change that includes the change of the finding."""
 HEADLINE_WAY: Final = " With the first change below, the peak would be {peak}."
 HEADLINE_CODE: Final = " The code below would bring it to {peak}."
 """Where the first change needs a decision, the code of a later one is shown."""
