@@ -131,7 +131,7 @@ def test_the_page_names_the_cells_and_shows_their_lines(executed, browser, tmp_p
     page = tmp_path / "page.html"
     page.write_text(executed[16][0]["text"], encoding="utf-8")
     browser.open(page)
-    assert "Cell In[12], line 3" in browser.column(8)
+    assert "Cell In[12], line 3" in browser.column(7)
     files = browser.js(
         "return [...document.querySelectorAll('#source .file code:first-child')].map((f) => f.textContent)"
     )

@@ -255,6 +255,7 @@ def made_of_model(reading: Reading) -> dict[str, Any]:
     known = [part for part in _categories(reading) if part["nbytes"]]
     total = sum(part["nbytes"] for part in known)
     small = [part for part in known if part["nbytes"] < _SMALL_RATIO * total]
+    small.sort(key=lambda part: -int(part["nbytes"]))
     small = small if len(small) > 1 else []  # one alone has a label as short as that of all small parts
     parts = [{**part, "category": part["name"]} for part in known if part not in small]
     if small:
