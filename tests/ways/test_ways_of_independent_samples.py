@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import numpy as np
 import pytest
@@ -153,6 +154,29 @@ def test_parts_count_by_the_targets_that_a_cross_entropy_does_not_ignore(options
     assert torch.allclose(in_parts(loss_of, x, targets, parts=4, ignore_index=0), loss_of(x, targets))
     for one, other in zip(whole, _gradients(model), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("keeps_graph", [True, False], ids=["graph", "values"])
+def test_parts_do_not_shrink_what_each_pass_keeps(keeps_graph):
+    """Each part adds its result to the list, so a pass keeps as many bytes in parts as whole."""
+
+    def trained(parts):
+        model, kept = _chain(), []
+        with memwatch.profile(holders=False) as prof:
+            for _ in range(8):
+                model.zero_grad()
+                for part in torch.randn(_BATCH, _WIDTH).chunk(parts):
+                    out = model(part)
+                    kept.append(model[0](part) if keeps_graph else out.detach().repeat(1, 8))
+                    (out.square().mean() / parts).backward()
+                    del out
+        return prof
+
+    offered = _parts(trained(1))
+    assert len(offered)
+    for way in offered.itertuples():
+        parts = int(re.search(r"in (\d+) parts", way.way)[1])
+        assert way.peak_bytes == pytest.approx(trained(parts).peak_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize("shape", [(), (4,)], ids=["rows", "images"])

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.facts.coded import Grouped, different_rows
 from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.ways.checkpointing import changed_attributes
 from memwatch.analysis.ways.independence import (
@@ -51,6 +51,8 @@ from memwatch.words import ways as words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
@@ -142,7 +144,8 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
     )
     if followed is None:
         return []
-    rows, derived = followed.rows, followed.derived
+    derived = followed.derived
+    rows = followed.rows[~_are_kept_by_each_part(facts, followed.rows, passes)]
     # Later calls may have inputs that no op made from the batch. Their sizes must be multiples of it. The other inputs
     # of later calls are results, such as the logits that the module of the loss gets.
     if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
@@ -241,6 +244,28 @@ def _bytes_dead_after_forward(
             found.append((int(allocations.nbytes[row]), timeline.event_of(end), death))
     found = [each for each in found if each[2] == NONE or each[1] < each[2]]
     return timeline.bytes_within(*np.array(found, dtype=np.int64).reshape(-1, 3).T)
+
+
+def _are_kept_by_each_part(facts: Facts, rows: IntArray, passes: list[Pass]) -> NDArray[np.bool_]:
+    """Return for each allocation whether it outlives the pass after its own, as an output in a list does.
+
+    With micro-batches, the program keeps one for each part, so all bytes stay. The recording ends too early to show
+    this for the last passes. There, the allocations of the same size that the same calls and op made in earlier passes
+    decide.
+    """
+    allocations, last, ops = facts.allocations, len(facts.curve.live_bytes), facts.capture.tables["ops"]
+    place = np.searchsorted([each.end_op for each in passes], allocations.op[rows], side="right")
+    ends = np.array([each.end for each in passes[1:]] + [last, last])
+    is_known = place + 1 < len(passes)
+    death = np.where(allocations.death_event[rows] == NONE, last, allocations.death_event[rows])
+    is_kept: NDArray[np.bool_] = is_known & (death > ends[place])
+    columns = (facts.made_by.stack[rows], ops["name"][allocations.op[rows]], allocations.nbytes[rows])
+    _, group = different_rows([np.asarray(column, dtype=np.int64) for column in columns])
+    for number in np.unique(group[is_kept]).tolist():
+        alike = group == number
+        if is_kept[alike & is_known].all():
+            is_kept |= alike
+    return is_kept
 
 
 def _passes(facts: Facts, timeline: Timeline, window: range) -> list[Pass]:
