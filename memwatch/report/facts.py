@@ -31,7 +31,7 @@ from memwatch.words.storages import short_op
 from memwatch.words.ways import OTHER_OPTIMIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from memwatch.report.source import Finding, Reading
 
@@ -452,14 +452,32 @@ def repeated_layers(reading: Reading) -> Layers | None:
     return Layers(f"{key[0]}.*" if key[0] else "*", key[1], count, saved, inclusive, twice_peak_bytes)
 
 
-def only_for_backward(reading: Reading) -> Counter[str]:
-    """Return the bytes at the peak that are there for backward alone, by the module that saved them and those above.
+def only_for_backward(reading: Reading) -> pd.Series[int]:
+    """Return for each module the bytes at the peak that are there for backward alone, with those of its children."""
+    modules = reading.modules
+    own = own_only_for_backward(reading).reindex(modules.index, fill_value=0)
+    parents = module_parents(modules.index.tolist(), modules["parent"].tolist())
+    sums: pd.Series[int] = pd.Series(with_rows_below(own.tolist(), parents), modules.index)
+    return sums
 
-    A model whose own name is "" has the bytes of all modules.
+
+def module_parents(names: Sequence[str], parents: Sequence[str]) -> list[int]:
+    """Return the row of each module's parent; -1 for a module without one in the table.
+
+    Args:
+        names: qualified names, in the order of `Reading.modules`.
+        parents: for each module the name of its parent, empty for a root.
     """
-    own = own_only_for_backward(reading)
-    sums = _with_children(own.index, own.tolist())
-    sums[""] = int(own.sum())
+    row_of = {name: row for row, name in enumerate(names)}
+    return [row_of.get(parent, -1) if parent else -1 for parent in parents]
+
+
+def with_rows_below(sizes: list[int], parents: list[int]) -> list[int]:
+    """Return the sum of each row of a tree and all rows below it. Parents come first."""
+    sums = list(sizes)
+    for row in reversed(range(len(sums))):
+        if parents[row] >= 0:
+            sums[parents[row]] += sums[row]
     return sums
 
 

@@ -68,6 +68,11 @@ NO_GRAD_FIRST: Final = (
     "result"
 )
 """The advice where no backward ran at all: `.detach()` frees a graph only when the whole of it has been made."""
+STORED_WITH_GRAPH: Final = (
+    "store a number such as `value.mean().item()`, or drop old values: the stored tensors themselves have {nbytes} of "
+    "it, which `.detach()` alone would leave"
+)
+"""The advice where the graph saves the stored tensors too, as that of a ReLU does its result."""
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"

@@ -51,6 +51,28 @@ def test_graphs_that_a_list_keeps_are_told_with_the_forward_that_made_them():
     assert mended.findings == []
 
 
+@pytest.mark.parametrize("saves_its_result", [True, False], ids=["relu", "linear"])
+def test_a_stored_tensor_that_its_graph_saves_too_is_no_memory_that_detach_frees(saves_its_result):
+    """The graph of a ReLU saves its result, which stays in the list without the graph. The advice then is a number."""
+
+    def hidden(model, batch):
+        found = model[0](batch)
+        return found.relu() if saves_its_result else found.exp().mean(1)
+
+    def number(model, batch):
+        return hidden(model, batch).mean().item()
+
+    kept, prof, mended = [], memwatch.profile(), memwatch.profile()
+    train(prof, 5, validate=hidden, kept=kept)
+    finding = next(each for each in prof.findings if each.kind == "graph")
+    assert ("`.detach()` alone would leave" in finding.advice) == saves_its_result
+    assert ("`.item()` or `.detach()`" in finding.advice) != saves_its_result
+    kept.clear()
+    train(mended, 5, validate=number, kept=kept)
+    measured = mended.peak_increase_bytes
+    assert finding.predicted_peak_bytes - prof.baseline_bytes == pytest.approx(measured, rel=0.02)
+
+
 def test_a_graph_that_may_still_run_is_no_finding():
     """A block that ends between a forward and its backward says nothing of it, nor of one from the iteration before."""
     kept, prof = [], memwatch.profile()

@@ -16,7 +16,7 @@ from memwatch.leaks import Leak
 from memwatch.planner import Graph
 from memwatch.planner.plan import load_plan
 from memwatch.report import PlanMismatchError, html, leak_page, plan_summary, trade_off
-from memwatch.report.page.parts import module_parents
+from memwatch.report.facts import module_parents
 from memwatch.report.page.sections import leak_page_model, plan_headline, plan_to_do
 from memwatch.report.plan import Places, PlanFigures, _in_place, moves_by_module, plan_curves
 from memwatch.report.plan_terminal import cheapest

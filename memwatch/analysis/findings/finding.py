@@ -45,12 +45,15 @@ class Candidate:
     """Bytes per event that would not be live, where they are not those of the allocations' own lives."""
     spans: tuple[tuple[int, int, int], ...] = ()
     """Allocation, first event and the event after the last, where it would not be live; empty if `kind` tells."""
+    stored: frozenset[int] = frozenset()
+    """Of a graph: the allocations that the holder also keeps without the graph, such as a result in a list."""
 
     def joined(self, other: Candidate) -> Candidate:
         """Return this candidate with the allocations of another one, found at another event."""
         allocations = self.allocations + other.allocations
         nbytes, spans = max(self.nbytes, other.nbytes), (*self.spans, *other.spans)
-        return dataclasses.replace(self, allocations=allocations, nbytes=nbytes, spans=spans)
+        stored = self.stored | other.stored
+        return dataclasses.replace(self, allocations=allocations, nbytes=nbytes, spans=spans, stored=stored)
 
     def without(self, taken: Container[int]) -> Candidate:
         """Return this candidate without some allocations."""

@@ -213,8 +213,10 @@ def find_set_to_none(moment: Moment) -> list[Candidate]:
 
 def find_graph(moment: Moment) -> list[Candidate]:
     """Return all memory that autograd saved for a backward that never runs, as one candidate: one `no_grad` ends it."""
-    held = moment.held_by_graphs(FindingKind.GRAPH, GRAPH_WITHOUT_BACKWARD, outlived=False)
-    return as_one(FindingKind.GRAPH, held, moment.facts.allocations)
+    held = [*moment.held_by_graphs(FindingKind.GRAPH, GRAPH_WITHOUT_BACKWARD, outlived=False)]
+    stored = frozenset(row for row, roots in held if moment.is_in_variable_of(row, roots))
+    found = as_one(FindingKind.GRAPH, held, moment.facts.allocations)
+    return [dataclasses.replace(candidate, stored=stored) for candidate in found]
 
 
 def find_retained(moment: Moment) -> list[Candidate]:

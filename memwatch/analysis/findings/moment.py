@@ -270,6 +270,12 @@ class Moment:
         in_forward = all(PHASES[ops["phase"][op]] == "forward" for op in (made, last))
         return in_forward and last < self.op and int(ops["module"][made]) != NONE
 
+    def is_in_variable_of(self, allocation: int, roots: Sequence[Holder]) -> bool:
+        """Return True if the variable or the container whose graph keeps an allocation also has the tensor itself."""
+        subjects = {root.key_of_items.subject for root in roots}  # the kinds differ: one of them is a graph
+        found = self.evidence.holders.variables(allocation, self.op)
+        return any(holder.key_of_items.subject in subjects for holder in found)
+
     def is_freed_without_retain_graph(self, allocation: int) -> bool:
         """Return True if memory that autograd holds goes where the last backward that reads it retains no graph.
 

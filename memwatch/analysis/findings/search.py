@@ -430,6 +430,9 @@ def _finding(
         rate_bytes=growth_bytes,
         passes=_passes(candidate, facts, loops),
         is_filled_on=_is_filled_on(candidate, facts, loops),
+        stored_bytes=int(
+            facts.allocations.nbytes[[*candidate.stored.intersection(candidate.allocations)]].sum()
+        ),
     )
     advice = with_peaks(
         candidate.kind,
@@ -468,6 +471,7 @@ def change_of(
     rate_bytes: int,
     passes: int = 1,
     is_filled_on: bool = False,
+    stored_bytes: int = 0,
 ) -> str:
     """Return the memory that a finding is about, and the change that frees it.
 
@@ -482,12 +486,15 @@ def change_of(
         rate_bytes: bytes that each pass of a loop adds; 0 without a series.
         passes: how many passes of a loop left the memory, where the kind is about passes.
         is_filled_on: whether the holder is a container that gets entries while older ones are not used any more.
+        stored_bytes: of a graph, the bytes that the holder keeps without the graph too.
     """
     of_exception = kind is FindingKind.GRAPH and bool(holder.kept_exception)
     is_needed = kind is FindingKind.GRAPH and is_trained and not of_exception
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
     if kind is FindingKind.GRAPH and not has_backward:
         advice = words.NO_GRAD_FIRST
+    if stored_bytes >= LEAST_RATIO * nbytes:  # `.detach()` would leave a part that matters
+        advice = words.STORED_WITH_GRAPH.format(nbytes=format_bytes(stored_bytes))
     if of_exception:
         advice = HolderKind.EXCEPTION.row.drop or words.DROP_ANY
     if is_filled_on:

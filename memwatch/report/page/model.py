@@ -19,19 +19,20 @@ from memwatch.report.facts import (
     headline,
     is_recorded,
     listed_ways,
-    own_only_for_backward,
+    module_parents,
+    only_for_backward,
     peak_instant,
     process_text,
     repeated_layers,
     saved_for_backward,
     shown_ways,
+    with_rows_below,
 )
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
 from memwatch.report.page.edits import ADDED, Edit, calls_of_backward, edit_of
 from memwatch.report.page.events import BINS, clearer_axis, live_by_category, pack_detail, peak_keeping_events
 from memwatch.report.page.parts import (
     CodeReader,
-    module_parents,
     own_lines,
     pack_phases,
     pack_sources,
@@ -508,21 +509,11 @@ def _modules(reading: Reading) -> pd.DataFrame:
     modules: pd.DataFrame = reading.modules.drop(columns="saved_bytes")
     modules.insert(0, "module", modules.index)
     modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
-    own = own_only_for_backward(reading).reindex(modules.index, fill_value=0)
-    modules["only_for_backward_bytes"] = _with_rows_below(own.tolist(), modules["parent"].tolist())
-    modules["parameter_bytes"] = _with_rows_below(
+    modules["only_for_backward_bytes"] = only_for_backward(reading)
+    modules["parameter_bytes"] = with_rows_below(
         modules["parameter_bytes"].tolist(), modules["parent"].tolist()
     )
     return modules
-
-
-def _with_rows_below(sizes: list[int], parents: list[int]) -> list[int]:
-    """Return the sum of each row of a tree and all rows below it. Parents come first."""
-    sums = list(sizes)
-    for row in reversed(range(len(sums))):
-        if parents[row] >= 0:
-            sums[parents[row]] += sums[row]
-    return sums
 
 
 def _death_ops(reading: Reading, death_event: pd.Series[int]) -> NDArray[np.int64]:

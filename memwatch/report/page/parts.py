@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 
     from memwatch.report.source import Reading
 
-NO_PARENT: Final = -1
-
-
-def module_parents(names: Sequence[str], parents: Sequence[str]) -> list[int]:
-    """Return the row of each module's parent; -1 for a module without one in the table.
-
-    Args:
-        names: qualified names, in the order of `Reading.modules`.
-        parents: for each module the name of its parent, empty for a root.
-    """
-    row_of = {name: row for row, name in enumerate(names)}
-    return [row_of.get(parent, NO_PARENT) if parent else NO_PARENT for parent in parents]
-
 
 def pack_phases(reading: Reading, words: Words) -> Block:
     """Return the stretches of ops with the same phase and step: the first op, the phase and the step of each.
