@@ -395,7 +395,7 @@ class Remedy(Enum):
     GRAPH = RemedyRow(
         (
             "the tensor keeps its autograd graph, and until its backward has run, the graph keeps activations: store "
-            "`value.detach()` or `value.item()`"
+            "`value.detach()`, which keeps the tensor alone, or a number (`value.mean().item()`)"
         ),
         detaches=True,
     )

@@ -72,7 +72,7 @@ SINGLE_PRECISION: Final = (
 HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 
 HEADING: Final = "What would lower the peak"
-HEADING_BESIDE_FINDINGS: Final = "What would lower the peak, while the findings are as they are"
+HEADING_BESIDE_FINDINGS: Final = "What else would lower the peak, each change alone"
 AFTER_GROWTH: Final = (
     "Fix the growth first: it would soon use up what other changes save. They are in prof.ways, and in memwatch "
     "summary --json"
