@@ -85,6 +85,7 @@ def test_causes_of_several_processes_are_one():
     """Rows that workers sent are merged by the name of the cause: tests are listed, bytes are added."""
     leak = {
         **dict.fromkeys(("holder", "reference", "tensor", "advice"), "x"),
+        "hook": "",
         "kind": "cycle",
         "cause": "cause-1",
         "site": None,
