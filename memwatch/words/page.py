@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from memwatch.words.ways import HEADING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SECTIONS: Final = {
     "leaks": "Leaks",
@@ -32,3 +35,18 @@ BASES: Final = {
 
 SMALL_PARTS: Final = "{count} smaller parts"
 """The label of all parts of the peak that are too small for a label of their own."""
+
+_UNREAD: Final = (
+    "The page has no code of {files}. memwatch reads only files that are as they were when the run started. If a file "
+    "has changed since, its lines may have other numbers now."
+)
+_MOST_FILES: Final = 3  # names in one sentence; a guess
+
+
+def unread_text(files: Sequence[str]) -> str:
+    """Return a sentence about the program's files whose code is not on the page; empty if there is none."""
+    if not files:
+        return ""
+    shown = ", ".join(files[:_MOST_FILES])
+    more = len(files) - _MOST_FILES
+    return _UNREAD.format(files=f"{shown} and {more} more" if more > 0 else shown)

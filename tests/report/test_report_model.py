@@ -7,6 +7,9 @@ import gzip
 import hashlib
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ import report_readings
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memwatch
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
 from memwatch.report.page.events import clearer_axis, live_by_category, pack_detail, peak_keeping_events, thin
@@ -201,8 +205,25 @@ def test_source_lines_come_from_unchanged_python_files_only(tmp_path):
     assert code.line(str(script), 9) == ""
     assert code.line(str(secret), 1) == ""
     assert code.line("\0", 1) == code.line(str(tmp_path), 1) == code.line("<stdin>", 1) == ""
+    assert "<stdin>" not in code.unread
+    assert str(script) not in code.unread
     os.utime(script, (started + 5, started + 5))
-    assert CodeReader(started).line(str(script), 2) == ""
+    later = CodeReader(started)
+    assert later.line(str(script), 2) == ""
+    assert later.unread == [str(script)]
+
+
+def test_the_page_names_files_whose_code_it_does_not_show(tmp_path):
+    """A script that was edited after the run has other lines. Without paths, the page names no file."""
+    script, capture = tmp_path / "train.py", tmp_path / "run.memwatch"
+    script.write_text("import torch\nkept = [torch.ones(100_000).mul(2)]\n")
+    command = [sys.executable, "-m", "memwatch", "run", "-q", "-o", str(capture), str(script)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    reading = memwatch.load(capture)
+    assert page_model(reading)["unread"] == ""
+    os.utime(script, (time.time() + 100, time.time() + 100))
+    assert "no code of train.py." in page_model(reading)["unread"]
+    assert page_model(reading, source=False)["unread"] == ""
 
 
 def test_a_shared_text_names_no_file_by_its_short_name_either():

@@ -45,7 +45,7 @@ from memwatch.report.source import retention_edges
 from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
-from memwatch.words.page import BASES, SMALL_PARTS
+from memwatch.words.page import BASES, SMALL_PARTS, unread_text
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.processes import PARTS, reserved_at_peak_text
 from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, time_text
@@ -147,6 +147,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "bases": " ".join(
             text for basis, text in BASES.items() if any(way["basis"] == basis for way in ways)
         ),
+        "unread": "" if code is None else unread_text([visible(short_place(file)) for file in code.unread]),
         "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide, source=source) if extras.leaks else None,

@@ -212,6 +212,12 @@ class CodeReader:
             return ""
         return linecache.getline(file, number).expandtabs(4).rstrip()[:LINE_CHARACTERS]
 
+    @property
+    def unread(self) -> list[str]:
+        """The files of lines that the reader was asked for and did not read: they changed, or are not there."""
+        files = (file for file, is_trusted in self._trusted.items() if not is_trusted)
+        return sorted(file for file in files if not file.startswith("<"))  # `<stdin>` is no file
+
     def text(self, file: str) -> str:
         """Return the text of a file, or empty text if the file changed or cannot be read."""
         return "".join(linecache.getlines(file)) if self._is_trusted(file) else ""
