@@ -164,8 +164,8 @@ def fake_mode_with_zero_reads(
 def touched_by_no_fake() -> AbstractContextManager[object]:
     """Let fake tensors on a GPU be made without a tensor on the real one, if there is no real one.
 
-    torch 2.11 asks only `torch.cuda.is_available()`, which a simulated GPU answers with True. Enter this before the
-    program gets one.
+    torch 2.11 asks torch only whether a GPU is available, and a simulated one says yes. Enter this before the program
+    gets one.
     """
     if torch.accelerator.is_available() or find(_TOUCH) is ABSENT:
         return contextlib.nullcontext()

@@ -341,7 +341,7 @@ def test_of_ways_that_take_as_long_one_without_memwatch_is_kept():
 
     def kept_beside(planned_ns):
         policy = Measurement(Way((Change(Kind.POLICY),)), 10, step_time_ns=planned_ns)
-        search = Search(None, 10, (), print)
+        search = Search(None, 10, (), print, print)
         search.tried = [plain, checkpoint, policy]
         return search._best()
 

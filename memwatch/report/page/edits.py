@@ -353,11 +353,7 @@ def _optimizer_flag(finding: Finding, sources: _Sources) -> Edit | None:
     flag = _FLAG_OF.get(finding.kind)  # type: ignore[call-overload]
     if flag is None or program is None or program.tree is None:
         return None
-    made = [
-        node
-        for node in ast.walk(program.tree)
-        if isinstance(node, ast.Call) and _is_optimizer(node, program.tree)
-    ]
+    made = _calls_of_optimizers(program.tree)
     if len(made) != 1 or any(keyword.arg is None for keyword in made[0].keywords):
         return None
     if not _is_stepped(program, made[0], _line_of(finding.site)):
@@ -405,17 +401,18 @@ def _are_same(program: _Program, made: ast.expr, made_at: int, used: ast.expr, u
     return made.id in variables_of(scope) or program.scope(made_at) is program.tree
 
 
-def _is_optimizer(call: ast.Call, tree: ast.Module) -> bool:
-    """Return True if a call makes an optimizer of torch: its names are from `torch.optim`."""
-    if isinstance(call.func, ast.Attribute):
-        return ast.unparse(call.func.value) in ("torch.optim", "optim") and call.func.attr[:1].isupper()
-    imported = {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "torch.optim"
-        for alias in node.names
-    }
-    return isinstance(call.func, ast.Name) and call.func.id in imported and call.func.id[:1].isupper()
+def _calls_of_optimizers(tree: ast.Module) -> list[ast.Call]:
+    """Return the calls that make an optimizer of torch: their names are from `torch.optim`."""
+    nodes = [*ast.walk(tree)]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "torch.optim"]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+
+    def makes_optimizer(function: ast.expr) -> bool:
+        if isinstance(function, ast.Attribute):
+            return function.attr[:1].isupper() and ast.unparse(function.value) in ("torch.optim", "optim")
+        return isinstance(function, ast.Name) and function.id in imported and function.id[:1].isupper()
+
+    return [node for node in nodes if isinstance(node, ast.Call) and makes_optimizer(node.func)]
 
 
 def _line_of(site: str) -> int:
