@@ -327,6 +327,22 @@ def test_torchs_wrapper_of_a_hook_is_looked_through():
     assert (leak.cut.kind.name, leak.cut.owner.inner.name) == ("BOUND_SELF", "Hooked.check")
 
 
+def test_what_a_hook_from_before_the_pass_collects_goes_with_its_handle():
+    """One pass does not show that its list grows, so the advice names the hook."""
+
+    def registered():
+        saved = []
+        return PARAMETER.register_hook(lambda grad: saved.append(data()))
+
+    handle = registered()
+    with pytest.raises(TensorLeakError) as error, check_leaks():
+        PARAMETER.sum().backward()
+    assert [leak.advice for leak in error.value.leaks] == [advice(Remedy.MODULE_HOOK)]
+    with check_leaks():
+        PARAMETER.sum().backward()
+        handle.remove()
+
+
 def test_a_hook_that_collects_is_removed_by_its_handle():
     """The lists that the hooks of earlier calls fill grow too. The handles end both, so it is one leak."""
     handles = []

@@ -253,7 +253,7 @@ def test_of_a_sum_in_a_variable_of_a_running_call_the_graph_is_told():
 
 HAVE_A_TEST = {
     Remedy.EXECUTOR: test_leaks_advice.test_calls_that_wait_in_an_executor,
-    Remedy.MODULE_HOOK: test_leaks_advice.test_a_hook_that_collects_is_removed_by_its_handle,
+    Remedy.MODULE_HOOK: test_leaks_advice.test_what_a_hook_from_before_the_pass_collects_goes_with_its_handle,
     Remedy.LAST_EXCEPTION: test_leaks_advice_taken.test_the_last_error_of_a_shell_is_dropped_as_told,
     Remedy.OUTPUT_HISTORY: test_leaks_advice_taken.test_what_a_shell_displayed_is_reset_as_told,
     Remedy.IPYTHON_RESULT: test_leaks_advice_taken.test_ipython_alone_is_told_to_end_the_line_with_a_semicolon,
