@@ -162,7 +162,7 @@ def fake_mode_with_zero_reads(
 
 
 def touched_by_no_fake() -> AbstractContextManager[object]:
-    """Let fake tensors on a GPU be made without a tensor on the real one, if there is no real one.
+    """Keep torch from making a real tensor on the GPU before the first fake one, on a machine without a GPU.
 
     torch 2.11 asks torch only whether a GPU is available, and a simulated one says yes. Enter this before the program
     gets one.

@@ -182,27 +182,45 @@ def merge_and_sort(leaks: Iterable[Leak]) -> list[Leak]:
         key = number if leak.site is None else (leak.kind, leak.device, leak.cause, leak.site, leak.every)
         merged.setdefault(key, []).append(leak)
     causes = list(map(_merged, merged.values()))
-    inner = {id(leak): outer for leak in causes if (outer := _around(leak, causes)) is not None}
-    found = []
+    of_line: dict[object, list[Leak]] = {}
     for leak in causes:
-        behind = [each for each in causes if inner.get(id(each)) is leak]
-        if id(leak) not in inner:
-            found.append(_merged([leak, *behind], leak) if behind else leak)
+        of_line.setdefault((leak.kind, leak.device, leak.site), []).append(leak)
+    outer_of = {
+        id(leak): outer
+        for alike in of_line.values()
+        for leak in alike
+        if (outer := _around(leak, alike)) is not None
+    }
+    inner: dict[int, list[Leak]] = {}
+    for leak in causes:
+        outer = leak
+        while id(outer) in outer_of:  # the container around a container may be in a third one
+            outer = outer_of[id(outer)]
+        if outer is not leak:
+            inner.setdefault(id(outer), []).append(leak)
+    found = [
+        _merged([leak, *inner[id(leak)]], leak) if id(leak) in inner else leak
+        for leak in causes
+        if id(leak) not in outer_of
+    ]
     return sorted(found, key=lambda leak: -leak.nbytes)
 
 
 def _around(leak: Leak, others: Sequence[Leak]) -> Leak | None:
-    """Return the leak whose growing container also leads to the container of another leak of the same line; or None.
+    """Return the leak whose growing container also leads to the container of this leak; None if there is none.
 
     For example, each call registers a hook, and each hook fills a list of its own. The dictionary of hooks grows, and
     so do the lists. To remove the hooks ends both.
+
+    Args:
+        leak: the leak.
+        others: the leaks of its kind, its device and its line.
     """
     if leak.kind is not LeakKind.RETAINED or not leak.per_call or leak.cut is None or leak.site is None:
         return None
     end = next((number for number, edge in enumerate(leak.edges) if edge is leak.cut), 0)
     for other in others:
-        is_alike = (other.kind, other.device, other.site) == (leak.kind, leak.device, leak.site)
-        if other is leak or not is_alike or not other.per_call or other.cut is None:
+        if other is leak or not other.per_call or other.cut is None:
             continue
         at = next((number for number, edge in enumerate(other.edges) if edge is other.cut), end)
         if at < end and _are_in_series(leak.edges[: at + 1], other.edges[: at + 1]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+from memwatch.leaks.groups import merge_and_sort
 from memwatch.words.leaks import advice
 
 LAYER = nn.Linear(8, 8)
@@ -270,3 +273,22 @@ def test_hooks_of_a_layers_weight_are_shown_through_the_layer():
     (leak,) = find_leaks(lambda model: model[0][0].weight.register_hook(does_nothing), model)
     assert EdgeKind.GRAD_FN not in [edge.kind for edge in leak.edges], leak
     assert [edge.name for edge in leak.edges if edge.kind in OF_MODULES] == ["0", "0", "weight"], leak
+
+
+def test_a_container_in_a_container_in_a_third_one_loses_no_tensors():
+    """Three leaks of one line, each behind the other: the outermost is reported, with the tensors of all."""
+    kept = []
+    [leak] = find_leaks(lambda: kept.append(torch.ones(8)))
+    entry = leak.cut
+    way = leak.edges[: next(at for at, edge in enumerate(leak.edges) if edge is entry)]
+    entries = [dataclasses.replace(entry, name=str(number)) for number in range(5)]
+
+    def behind(*path):
+        edges = (*way, *path)
+        return dataclasses.replace(leak, edges=edges, cut=path[-1], cause=f"cause-{len(path)}")
+
+    first, second, third, fourth, fifth = entries
+    leaks = [behind(first, second, third), behind(first, fourth), behind(fifth)]
+    [merged] = merge_and_sort(leaks)
+    assert merged.cause == "cause-1"
+    assert (merged.count, merged.nbytes) == (3 * leak.count, 3 * leak.nbytes)

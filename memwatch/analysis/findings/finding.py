@@ -163,8 +163,8 @@ def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
 
     A candidate may give the stretch of time itself. Otherwise the kind decides. Most kinds are freed right after
     their last use, and gradients right after they are copied into a bucket. A model's output is freed before the
-    backward, because one variable may hold several results. What a graph keeps also stays until the calls return that
-    it is an argument of. A waiting result is made right before its first use. All others are not made at all.
+    backward, because one variable may hold several results. Memory that a graph keeps stays until the calls return
+    that got it as an argument. A waiting result is made right before its first use. All others are not made at all.
     """
     allocations, life = facts.allocations, facts.biographies
     if candidate.spans:

@@ -209,7 +209,7 @@ class Moment:
         """The models that earlier passes trained, or parts of them, with their optimizers; nothing uses them again.
 
         A search for good settings, or a cross-validation, makes a model in each pass. A program that learns one task
-        after the other makes a new head. What a pass made is of an earlier pass if its last use comes before the same
+        after the other makes a new head. A model is of an earlier pass if its last use comes before the same
         calls make the next one. A backward must have run for it: the unused layers of one model do not count.
         """
         facts, none = self.facts, EarlierModels(0, NONE, [])

@@ -349,7 +349,7 @@ class HolderSamples:
         if not crowded:
             return found
         left = [holder for holder, place in zip(found, places, strict=True) if place not in crowded]
-        return left or self._elsewhere(allocation, op, crowded)
+        return left or self._elsewhere(allocation)
 
     def _found(self, allocation: int, op: int) -> list[Holder]:
         return [holder for holder in self._holders(allocation, op) if holder.kind is not HolderKind.GRAPH]
@@ -390,7 +390,7 @@ class HolderSamples:
             return None
         return self._rows.keys_with_one_value.get(place) if HolderPath(holder.edges).is_value_of_key else 1
 
-    def _elsewhere(self, allocation: int, op: int, crowded: set[_Place]) -> list[Holder]:
+    def _elsewhere(self, allocation: int) -> list[Holder]:
         """Return the object that samples saw hold an allocation, or a twin of it, at no place that has another value.
 
         An object that only the variable of a crowded place leads to may have dropped it, and does not count.
