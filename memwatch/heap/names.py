@@ -29,6 +29,8 @@ GENERATED: Final = "<string>"
 _LOADS: Final = ("LOAD_FAST", "LOAD_DEREF")
 _REBINDS: Final = ("STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF")
 _TYPE_NAME: Final = type.__dict__["__qualname__"].__get__
+_WEAK_OFFSET: Final = type.__dict__["__weakrefoffset__"].__get__
+_ITEM_SIZE: Final = type.__dict__["__itemsize__"].__get__
 class_name: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 """Return the `__name__` of a class without asking its metaclass."""
 
@@ -42,6 +44,16 @@ def type_name(cls: type) -> str:
 def short_qualname(qualname: str) -> str:
     """Return a qualified name without the ``<locals>`` that Python writes into it."""
     return str.replace(qualname, "<locals>.", "")
+
+
+def lacks_weak_slot(cls: type) -> bool:
+    """Return True for a class with `__slots__` that could have `__weakref__` among them, and has not.
+
+    A class whose objects vary in size, as a tuple's, cannot have it.
+    """
+    if _WEAK_OFFSET(cls) or _ITEM_SIZE(cls):
+        return False
+    return any("__slots__" in type_dict(base) for base in mro_of(cls))
 
 
 def class_place(cls: type) -> tuple[str | None, int | None]:

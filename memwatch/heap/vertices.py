@@ -25,12 +25,20 @@ import torch
 from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.containers import ALL
 from memwatch.heap.classes import class_ids, derives, is_a
-from memwatch.heap.names import instance_dict, name_in_code, short_qualname, type_name
+from memwatch.heap.names import (
+    class_place,
+    instance_dict,
+    lacks_weak_slot,
+    name_in_code,
+    short_qualname,
+    type_name,
+)
 from memwatch.heap.tensors import (
     Capsule,
     capsule_address,
     is_node,
     is_python_node,
+    mro_of,
     quiet,
     shape_of,
     storage_bytes,
@@ -68,7 +76,9 @@ def vertex_of(obj: object) -> Vertex:
             return make(obj)
     if is_node(obj):
         return Vertex(VertexKind.CTX if is_python_node(obj) else VertexKind.NODE, type_name(cls))
-    return Vertex(VertexKind.OBJECT, type_name(cls), name_in_code=name_in_code(cls))
+    return Vertex(
+        VertexKind.OBJECT, type_name(cls), name_in_code=name_in_code(cls), is_strong=lacks_weak_slot(cls)
+    )
 
 
 def instance_of(obj: object) -> Vertex:
@@ -76,7 +86,9 @@ def instance_of(obj: object) -> Vertex:
     kind = VertexKind.CTX if is_python_node(obj) else VertexKind.OBJECT
     if is_a(obj, BaseException):
         kind = VertexKind.EXCEPTION
-    return Vertex(kind, type_name(type(obj)), name_in_code=name_in_code(type(obj)))
+    cls = type(obj)
+    bases = tuple((type_name(base), class_place(base)[0]) for base in mro_of(cls)[1:] if base is not object)
+    return Vertex(kind, type_name(cls), name_in_code=name_in_code(cls), bases=bases)
 
 
 def function_vertex(function: FunctionType) -> Vertex:

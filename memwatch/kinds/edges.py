@@ -10,7 +10,7 @@ This module imports neither torch nor any part of memwatch outside `memwatch.kin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Final
 
@@ -646,6 +646,10 @@ class Vertex:
             torch or Python runs.
         library: the owner, ``torch`` or ``Python``, of a call that runs a function of the program.
         name_in_code: the class's name in the code, if a function made the class and then renamed it.
+        is_strong: True for an object that no weak reference can refer to, because its class has `__slots__` without
+            `__weakref__`. A capture does not keep this.
+        bases: of an owner of attributes, the base classes of its class: the name of each, and the file of its methods.
+            A capture does not keep them.
     """
 
     kind: VertexKind
@@ -661,6 +665,8 @@ class Vertex:
     inner: Vertex | None = None
     library: str = ""
     name_in_code: str = ""
+    is_strong: bool = field(default=False, compare=False)
+    bases: tuple[tuple[str, str | None], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

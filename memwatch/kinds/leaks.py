@@ -156,6 +156,7 @@ class RemedyRow:
 
     Attributes:
         advice: the sentence for the user; ``{name}`` is the name of a variable or an attribute.
+        of_objects: the sentence where the kept values are no tensors, if it differs: an object has no ``.item()``.
         is_of_function: True for advice about a function, or about a hook in a loop. For a hook that a live object
             keeps, the user has to use its handle instead.
         is_of_entry: True for advice about the entries of a container.
@@ -166,9 +167,11 @@ class RemedyRow:
         ends_every_cycle: True for advice that frees all objects of the leak, however many cycles they are in.
         detaches: True if the advice already says to detach the tensor.
         has_value: False for references that no line of the program stores.
+        is_weak: True for advice to refer to the kept object weakly, which its class must allow.
     """
 
     advice: str
+    of_objects: str = ""
     is_of_function: bool = False
     is_of_entry: bool = False
     is_of_container: bool = False
@@ -178,6 +181,7 @@ class RemedyRow:
     ends_every_cycle: bool = False
     detaches: bool = False
     has_value: bool = True
+    is_weak: bool = False
 
 
 class Remedy(Enum):
@@ -209,7 +213,9 @@ class Remedy(Enum):
     )
     UNFINISHED_RESULT = RemedyRow(
         "a call that is still running collects these values (a comprehension, `list(map(...))`): let it collect "
-        "numbers (`.item()`), or use a loop that drops each value"
+        "numbers (`.item()`), or use a loop that drops each value",
+        of_objects="a call that is still running collects these objects (a comprehension, `list(map(...))`): let it "
+        "collect only the values that you need of each, or use a loop that drops each object",
     )
     HOOK_PER_CALL = RemedyRow(
         "each call registers one more hook, and none is removed: call `handle.remove()` after use, or "
@@ -224,7 +230,8 @@ class Remedy(Enum):
     )
     HOOK_OF_SELF = RemedyRow(
         "the hook is a bound method, and its object leads back to the hook: give it a function that uses "
-        "the module it is called with, hold `self` by `weakref.ref`, or call `handle.remove()`"
+        "the module it is called with, hold `self` by `weakref.ref`, or call `handle.remove()`",
+        is_weak=True,
     )
     NODE_HOOK = RemedyRow(
         (
@@ -324,6 +331,10 @@ class Remedy(Enum):
         "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or key"
         " it by plain values"
     )
+    KEPT_CONTEXT = RemedyRow(
+        "a `contextvars.Context` keeps the value that every variable had when it was copied: drop the copy after use, "
+        "or limit the container that keeps the copies (`deque(maxlen=...)`)"
+    )
     CONTEXT_VARIABLE = RemedyRow(
         "reset the variable after use: `token = var.set(...)` ... `var.reset(token)`"
     )
@@ -340,11 +351,13 @@ class Remedy(Enum):
     )
     ATEXIT = RemedyRow(
         "a function registered with atexit lives until the program ends: unregister it, or give it a weak "
-        "reference"
+        "reference",
+        is_weak=True,
     )
     ARGUMENTS_IN_C = RemedyRow(
         "only C code keeps these arguments, for example of `atexit.register(f, x)`: unregister the function"
-        " after use (`atexit.unregister`), or give it a weak reference"
+        " after use (`atexit.unregister`), or give it a weak reference",
+        is_weak=True,
     )
     FUNCTION_IN_C = RemedyRow(
         "only C code keeps this function, as it does a callback, or a hook of a context that is still open "
@@ -362,7 +375,9 @@ class Remedy(Enum):
         ends_every_cycle=True,
     )
     GENERATOR = RemedyRow("a suspended generator keeps its local variables: exhaust it, or call `close()`")
-    PARTIAL = RemedyRow("the partial keeps its arguments: drop the partial, or bind a weak reference")
+    PARTIAL = RemedyRow(
+        "the partial keeps its arguments: drop the partial, or bind a weak reference", is_weak=True
+    )
     EXIT_STACK = RemedyRow(
         "the stack keeps each callback, and what the callback refers to, until the stack is closed: enter it by "
         "`with`, or call `close()` after use"
@@ -391,6 +406,7 @@ class Remedy(Enum):
         "the inner function closes over `{name}` and keeps that object: let it close over `weakref.ref({name})` and "
         "keep the object elsewhere while you need it, or drop the function after use",
         is_of_name=True,
+        is_weak=True,
     )
     GRAPH = RemedyRow(
         (
@@ -410,6 +426,7 @@ class Remedy(Enum):
             "or drop the method after use"
         ),
         is_of_function=True,
+        is_weak=True,
     )
     MODULE_HOOK = RemedyRow(
         "a registered hook keeps the objects that it refers to, with everything that it collects: call "
@@ -437,13 +454,16 @@ class Remedy(Enum):
     )
     REGISTRY = RemedyRow(
         "the container grows and keeps each object: hold them weakly (`weakref.WeakSet`), remove each after"
-        " use, or limit its size (`deque(maxlen=...)`)"
+        " use, or limit its size (`deque(maxlen=...)`)",
+        is_weak=True,
     )
     ITEM = RemedyRow(
         (
             "the container grows and keeps each entry: store numbers (`.item()`), limit its size "
             "(`deque(maxlen=...)`), or clear it after use"
         ),
+        of_objects="the container grows and keeps each entry: remove each entry after use, keep only the values that "
+        "you need of it, or limit the container's size (`deque(maxlen=...)`)",
         is_of_entry=True,
         is_of_container=True,
     )
@@ -463,12 +483,15 @@ class Remedy(Enum):
         "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`",
         is_of_entry=True,
         is_of_container=True,
+        is_weak=True,
     )
     BUFFER = RemedyRow(
         "the buffer keeps the assigned value: assign `value.detach()`", is_of_entry=True, detaches=True
     )
     ATTRIBUTE = RemedyRow(
         ("the object keeps the tensor: delete the attribute after use, or store a number (`.item()`)"),
+        of_objects="the object keeps what its attribute refers to: delete the attribute after use, or store only the "
+        "values that you need",
         is_of_attribute=True,
         is_of_name=True,
     )
@@ -494,6 +517,7 @@ class Remedy(Enum):
     ITERATOR = RemedyRow("the iterator or container keeps its items: drop it after use")
     GLOBAL = RemedyRow(
         "the module keeps the tensor: delete the name after use, or store a number",
+        of_objects="the module keeps the object: delete the name after use, or store only the values that you need",
         is_of_name=True,
     )
     ARGUMENT = RemedyRow(
@@ -525,6 +549,7 @@ class Remedy(Enum):
             "if something else keeps what it leads to"
         ),
         is_of_reference_in_cycle=True,
+        is_weak=True,
     )
     ITEM_IN_CYCLE = RemedyRow(
         (
@@ -532,14 +557,17 @@ class Remedy(Enum):
             "use"
         ),
         is_of_reference_in_cycle=True,
+        is_weak=True,
     )
     VALUE_IN_CYCLE = RemedyRow(
         ("the dictionary leads back to itself: hold the entry by `weakref.ref`, or delete it after use"),
         is_of_reference_in_cycle=True,
+        is_weak=True,
     )
     MEMBER_IN_CYCLE = RemedyRow(
         ("the set leads back to itself: use a `weakref.WeakSet`, or discard the member after use"),
         is_of_reference_in_cycle=True,
+        is_weak=True,
     )
     SUBMODULE_IN_CYCLE = RemedyRow(
         "the module is registered, by others, in itself: give the inner one a weak reference "

@@ -2,8 +2,8 @@
 
 Python does not record who added an entry. So memwatch reads the program's own files that the leak names, and looks for
 lines that add to the variable or the attribute of the path. A line counts only if its name means the same object by the
-rules of Python's scopes. A function that gets the container under another name has no such line, and then memwatch
-says nothing.
+rules of Python's scopes. Another name of a function, `log = self.log`, means the same object if the function binds it
+once. A function that gets the container as an argument has no such line, and then memwatch says nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import functools
 import linecache
 import os
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,7 +26,7 @@ from memwatch.program_text import FUNCTIONS, first_line, lines_of, parse, variab
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memwatch.kinds.edges import Edge
+    from memwatch.kinds.edges import Edge, Vertex
 
 _MOST_LINES: Final = 2
 """A guess: three lines that add to a container are a list to read, and no answer."""
@@ -79,13 +80,15 @@ class _Change:
         names: what it adds to: `("history",)`, or `("self", "history")` for an attribute of a variable.
         line: its line.
         code: the first line of its text.
-        scopes: the functions and classes around it, outermost first.
+        scopes: the functions and classes around the place at which the names are read, outermost first.
+        function: the function with the line, `<module>` outside functions.
     """
 
     names: tuple[str, ...]
     line: int
     code: str
     scopes: tuple[_Scope, ...]
+    function: str
 
     @property
     def functions(self) -> list[_Scope]:
@@ -100,8 +103,24 @@ class _Change:
 
     @property
     def of_class(self) -> str:
-        """The class whose method has it, or an empty name."""
-        return next((scope.name for scope in reversed(self.scopes) if scope.variables is None), "")
+        """The qualified name of the class whose method has it, or an empty name."""
+        classes = (at for at, scope in enumerate(self.scopes, start=1) if scope.variables is None)
+        return _qualified(self.scopes[: max(classes, default=0)])
+
+    @property
+    def method(self) -> str:
+        """The method of the class that has it, or an empty name."""
+        classes = (at for at, scope in enumerate(self.scopes, start=1) if scope.variables is None)
+        return next((scope.name for scope in self.scopes[max(classes, default=len(self.scopes)) :]), "")
+
+    def may_mean(self, name: str, qualified_name: str) -> bool:
+        """Return True if a name in the code may mean the class or function of a qualified name."""
+        places = (self.scopes[:at] for at in range(len(self.scopes) + 1))
+        return any(".".join([*(scope.name for scope in place), name]) == qualified_name for place in places)
+
+
+def _qualified(scopes: Sequence[_Scope]) -> str:
+    return ".".join(scope.name for scope in scopes)
 
 
 class _File(NamedTuple):
@@ -110,10 +129,12 @@ class _File(NamedTuple):
     Attributes:
         changes: its expressions that add entries.
         imported: for each imported name the module from which it comes, empty for `import`, and its name there.
+        methods: the qualified names of its methods.
     """
 
     changes: tuple[_Change, ...]
     imported: dict[str, tuple[str, str]]
+    methods: frozenset[str]
 
 
 def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]) -> tuple[Adding, ...]:
@@ -132,13 +153,13 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
     if not way or way[-1].name is None:
         return ()
     in_files = dict.fromkeys([*_files(edges[: at + 1]), *files])
+    texts = {file: _read(file) for file in in_files if is_program_code(file)}
+    methods = frozenset[str]().union(*(text.methods for text in texts.values()))
     found = [
-        Adding(file, change.line, change.functions[-1].name if change.functions else "<module>", change.code)
-        for file in in_files
-        if is_program_code(file)
-        for text in [_read(file)]
+        Adding(file, change.line, change.function, change.code)
+        for file, text in texts.items()
         for change in text.changes
-        if _adds_to(change.names, change, file, text.imported, way)
+        if _adds_to(change.names, change, file, text._replace(methods=methods), way)
     ]
     lines = tuple(dict.fromkeys(found))
     return lines if len(lines) <= _MOST_LINES else ()
@@ -147,14 +168,15 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
 def _files(edges: Sequence[Edge]) -> Iterator[str]:
     for edge in edges:
         ends = (end.file for end in (edge.owner, edge.target, edge.reader) if end is not None)
-        yield from (file for file in (edge.file, *ends) if file is not None)
+        bases = () if edge.owner is None else (file for _, file in edge.owner.bases)
+        yield from (file for file in (edge.file, *ends, *bases) if file is not None)
 
 
 def _adds_to(
     names: tuple[str, ...],
     change: _Change,
     file: str,
-    imported: dict[str, tuple[str, str]],
+    text: _File,
     way: Sequence[Edge],
 ) -> bool:
     """Return True if names of an expression mean the object at the end of a way."""
@@ -166,12 +188,14 @@ def _adds_to(
         if len(names) == 1 or owner is None:
             return False
         base = names[:-1]
-        if base == (owner.name,) or (base[0] in _SELF and len(base) == 1):
-            return owner.name == (change.of_class if base[0] in _SELF else base[0])
-        return len(way) > 1 and _adds_to(base, change, file, imported, way[:-1])
+        if base[0] in _SELF and len(base) == 1:
+            return _is_in_method_of(owner, change, text.methods)
+        if len(base) == 1 and change.may_mean(base[0], owner.name):
+            return True
+        return len(way) > 1 and _adds_to(base, change, file, text, way[:-1])
     if last.kind is EdgeKind.GLOBAL:
         is_own = len(names) == 1 and change.owner is None and _is_of_module(file, last)
-        return is_own or _is_imported(names, change, last, imported)
+        return is_own or _is_imported(names, change, last, text.imported)
     if len(names) > 1 or owner is None:
         return False
     if last.kind is EdgeKind.CLOSURE_CELL:  # a function that captures the variable has it from one around
@@ -180,6 +204,18 @@ def _adds_to(
     return (
         last.kind in _OF_FUNCTION and change.owner is not None and _is(change.owner, owner.name, owner.line)
     )
+
+
+def _is_in_method_of(owner: Vertex, change: _Change, methods: frozenset[str]) -> bool:
+    """Return True if a line stands in a method of an object's class or of its base class.
+
+    A method of a base class counts only if no class between the two has a method of its name, which may not call it.
+    """
+    classes = [owner.name, *(name for name, _ in owner.bases)]
+    if change.of_class not in classes:
+        return False
+    nearer = classes[: classes.index(change.of_class)]
+    return not any(f"{name}.{change.method}" in methods for name in nearer)
 
 
 def _is_of_module(file: str, named: Edge) -> bool:
@@ -235,29 +271,88 @@ def _changes(text: str) -> _File:
     """Return the expressions of a file that add an entry to a variable or an attribute, in their order."""
     tree = parse(text)
     if tree is None:
-        return _File((), {})
+        return _File((), {}, frozenset())
     lines = lines_of(text)
     found: list[_Change] = []
     imported: dict[str, tuple[str, str]] = {}
+    methods: set[str] = set()
+    names_of = _OtherNames()
     todo: list[tuple[ast.AST, tuple[_Scope, ...]]] = [(tree, ())]
     while todo:
         node, scopes = todo.pop()
+        names_of.read(node, scopes)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             source = (getattr(node, "module", None) or "").rpartition(".")[2]
             for alias in node.names:
                 imported[alias.asname or alias.name] = source, alias.name.rpartition(".")[2]
+        functions = ["<module>", *(scope.name for scope in scopes if scope.variables is not None)]
         found += [
-            _Change(names, node.lineno, _code(node, lines), scopes)
+            _Change(names, node.lineno, _code(node, lines), scopes, functions[-1])
             for target in _targets(node)
             if isinstance(node, (ast.expr, ast.stmt)) and (names := _names(target))
         ]
         if isinstance(node, FUNCTIONS):
             last = node.end_lineno or node.lineno
+            if scopes and scopes[-1].variables is None:
+                methods.add(f"{_qualified(scopes)}.{node.name}")
             scopes = (*scopes, _Scope(node.name, first_line(node), last, frozenset(variables_of(node))))
         elif isinstance(node, ast.ClassDef):
             scopes = (*scopes, _Scope(node.name, node.lineno, node.end_lineno or node.lineno, None))
         todo += [(child, scopes) for child in ast.iter_child_nodes(node)]
-    return _File(tuple(sorted(found, key=lambda change: change.line)), imported)
+    found += [other for change in found if (other := names_of.other(change)) is not None]
+    return _File(tuple(sorted(found, key=lambda change: change.line)), imported, frozenset(methods))
+
+
+class _OtherNames:
+    """The variables of a file that mean an attribute or a variable of another name: `log` after `log = self.log`.
+
+    A variable counts if its function binds it once, and if the function gives the other name no new value: after
+    `old = self.log; self.log = []` they are two objects.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[tuple[_Scope, ...], str, tuple[str, ...]]] = []
+        self._bound: Counter[tuple[tuple[_Scope, ...], tuple[str, ...]]] = Counter()
+        self._rebound: set[str] = set()
+
+    def read(self, node: ast.AST, scopes: tuple[_Scope, ...]) -> None:
+        """Note what a node binds."""
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            self._rebound.update(node.names)
+        elif isinstance(node, ast.arg):
+            self._bound[scopes, (node.arg,)] += 1
+        elif isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+            self._bound[scopes, _plain(node)] += 1
+        elif isinstance(node, ast.Assign) and (names := _plain(node.value)):
+            variables = (target.id for target in node.targets if isinstance(target, ast.Name))
+            self._pairs += [(scopes, variable, names) for variable in variables]
+
+    @functools.cached_property
+    def _by_variable(self) -> dict[tuple[tuple[_Scope, ...], str], tuple[str, ...]]:
+        return {
+            (scopes, variable): names
+            for scopes, variable, names in self._pairs
+            if variable not in self._rebound
+            and self._bound[scopes, (variable,)] == 1
+            and self._bound[scopes, names[:1]] <= 1  # an argument, or a variable of the function
+            and not any(self._bound[scopes, names[:count]] for count in range(2, len(names) + 1))
+        }
+
+    def other(self, change: _Change) -> _Change | None:
+        """Return an expression with the other name of its variable, if it has one."""
+        owner = change.owner
+        scopes = () if owner is None else change.scopes[: change.scopes.index(owner) + 1]
+        names = self._by_variable.get((scopes, change.names[0]))
+        return None if names is None else replace(change, names=(*names, *change.names[1:]), scopes=scopes)
+
+
+def _plain(node: ast.expr) -> tuple[str, ...]:
+    """Return the variable and the attributes of `a.b.c`; nothing for any other expression."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memwatch.kinds.leaks import LeakKind
 
 _STATE: Final = "state"  # of an optimizer
+_GROUPS: Final = "param_groups"
 _LINKS: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLOSURE_CELL)
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
 
@@ -167,6 +168,8 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return added
     if cut is not None and _is_of_weak_keys(cut, path):
         return Remedy.WEAK_KEYS
+    if cut is not None and _is_parameter_group(cut, path):
+        return Remedy.OPTIMIZER_STATE
     remedy = _by_references(holder, path)
     # of a thread that runs on, and of a cache whose result is old, what they keep may be what grows
     if remedy is not None and (remedy.row.is_of_entry or remedy in (Remedy.THREAD, Remedy.CACHE)):
@@ -211,6 +214,32 @@ def stores_tensor(cut: Edge | None, path: Sequence[Edge]) -> bool:
         if kind in _NOT_STORED:
             return False
     return False
+
+
+def keeps_values(cut: Edge | None, path: Sequence[Edge]) -> bool:
+    """Return True if the reference to cut, or the container behind it that grows, leads to tensors by containers alone.
+
+    Then the program can keep numbers in place of them. A module, a future or a node of autograd has no number.
+    """
+    at = next((at for at, edge in enumerate(path) if edge is cut), None)
+    if at is None:
+        return True
+    entries = [number for number in range(at, len(path)) if path[number].kind.row.is_entry]
+    start = max(entries, key=lambda number: _count_of(path[number]), default=at)
+    kinds = (VertexKind.TENSOR if edge.target is None else edge.target.kind for edge in path[start:])
+    return next((kind for kind in kinds if kind not in _STORES), None) is VertexKind.TENSOR
+
+
+def _count_of(edge: Edge) -> int:
+    return (edge.owner.count if edge.owner is not None else None) or 0
+
+
+def strong_object(cut: Edge | None, path: Sequence[Edge]) -> str:
+    """Return the class of the object that the reference to cut keeps, if no weak reference can refer to it."""
+    after = itertools.dropwhile(lambda edge: edge is not cut, [*path, *path])
+    kept = (edge.target for edge in after if edge.target is not None and edge.target.kind not in _HANDLES)
+    target = next(kept, None)
+    return target.name if target is not None and target.is_strong else ""
 
 
 def repeated_reference(path: Sequence[Edge], *, is_deeper: bool) -> Edge | None:
@@ -299,6 +328,13 @@ def _is_of_weak_keys(cut: Edge, path: Sequence[Edge]) -> bool:
         below is cut and above.owner is not None and above.owner.name == WeakKeyDictionary.__name__
         for above, below in pairwise(path)
     )
+
+
+def _is_parameter_group(cut: Edge, path: Sequence[Edge]) -> bool:
+    """Return True for an entry of the list of an optimizer's parameter groups, or of a group's list of parameters."""
+    above = list(itertools.takewhile(lambda edge: edge is not cut, path))
+    last = next((edge for edge in reversed(above) if edge.kind is EdgeKind.ATTRIBUTE), None)
+    return _is_entry(cut) and last is not None and last.name == _GROUPS and is_torchs_file(last)
 
 
 def _is_of_cache(cut: Edge, path: Sequence[Edge]) -> bool:
@@ -412,6 +448,9 @@ def _mechanism(edge: Edge) -> Remedy | None:
 def _mechanism_of(kind: EdgeKind, owner: Vertex) -> Remedy | None:
     if kind is EdgeKind.ATTRIBUTE and owner.kind is VertexKind.CTX:
         return Remedy.CTX_ATTRIBUTE
+    # the running context is a root, and no object of the path: a reset changes it, and no copy of it
+    if kind is EdgeKind.CONTEXT_VARIABLE and owner.kind is VertexKind.CONTEXT:
+        return Remedy.KEPT_CONTEXT
     if (kind, owner.name) in _BY_REFERENCE:
         return _BY_REFERENCE[kind, owner.name]
     if owner.thread:

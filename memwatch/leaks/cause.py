@@ -14,7 +14,8 @@ import functools
 import hashlib
 import linecache
 import re
-from pathlib import PurePath
+from contextlib import contextmanager
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from memwatch.kinds.edges import EdgeKind, VertexKind
@@ -79,8 +80,8 @@ _DIGITS: Final = 8
 def cause_of(kind: LeakKind, cut: Edge | None, edges: Sequence[Edge], cycle_length: int) -> str:
     """Return a short name for the cause of a leak.
 
-    The name is the same in every process that runs the same code in the same folder. It contains no line numbers, so it
-    stays the same when you edit other code of the file.
+    The name is the same in every process that runs the same code in the same folder, or within `files_relative_to` the
+    same one. It contains no line numbers, so it stays the same when you edit other code of the file.
 
     Args:
         kind: the leak's kind.
@@ -182,14 +183,39 @@ def _scopes(file: str) -> tuple[tuple[int, int, str], ...]:
     return tuple(found)
 
 
-@functools.cache
+class _Root:
+    """The folder from which causes name the program's files; None for the working directory."""
+
+    folder: Path | None = None
+
+
+@contextmanager
+def files_relative_to(folder: Path) -> Iterator[None]:
+    """Name the program's files from a folder in the causes of leaks, wherever the program was started."""
+    before, _Root.folder = _Root.folder, folder.resolve()
+    try:
+        yield
+    finally:
+        _Root.folder = before
+
+
 def _portable(file: str | None) -> str | None:
-    """Return a file's name relative to the folder of its packages, or else to the working directory.
+    """Return a file's name relative to the folder of its packages, or else to the root or the working directory.
 
     A file elsewhere keeps its whole name.
     """
-    if file is None:
-        return None
+    return None if file is None else _relative(file, _Root.folder)
+
+
+@functools.cache
+def _relative(file: str, root: Path | None) -> str:
     parts = PurePath(file).parts
     at = next((at for at, part in enumerate(parts) if part in _PACKAGES), None)
-    return place(file, None) if at is None else "/".join(parts[at + 1 :])
+    if at is not None:
+        return "/".join(parts[at + 1 :])
+    if root is None:
+        return place(file, None)
+    try:
+        return str(Path(file).resolve().relative_to(root))
+    except (ValueError, OSError):
+        return file

@@ -14,11 +14,13 @@ from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.added_at import lines_that_add
 from memwatch.leaks.advice import (
     is_wrapping,
+    keeps_values,
     name_of_object,
     remedy_for,
     repeated_reference,
     repeats,
     stores_tensor,
+    strong_object,
 )
 from memwatch.leaks.cause import cause_of, cause_of_thread, series_of
 from memwatch.leaks.cut import container_of, edit_of, holder_of
@@ -399,6 +401,8 @@ def leak_of(
             and _mostly_views(group)
             and _shows_part(group),
             name=name,
+            of_objects=shown.kind is LeakKind.RETAINED and not keeps_values(cut, edges),
+            strong=strong_object(cut, edges if shown.kind.is_reached else edges[: shown.cycle_length]),
         ),
         tensor=largest.tensor,
         held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),

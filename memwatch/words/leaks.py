@@ -221,6 +221,10 @@ AND_THE_STORAGE: Final = (
     "`.detach().clone()`, or a number (`.item()`)"
 )
 AND_THE_GRAPH: Final = "{advice}; {graph}"
+ADD_WEAK_SLOT: Final = (
+    '{advice}. For a weak reference, add `"__weakref__"` to the `__slots__` of `{name}` (to a dataclass '
+    "`weakref_slot=True`): without it, `weakref.ref` raises TypeError"
+)
 
 
 def headline(
@@ -689,6 +693,8 @@ def advice(
     is_complete: bool = True,
     shows_part: bool = False,
     name: str | None = None,
+    of_objects: bool = False,
+    strong: str = "",
 ) -> str:
     """Return the sentence for a remedy.
 
@@ -699,10 +705,14 @@ def advice(
         is_complete: False if there may be more of these.
         shows_part: True if the tensor shows only a part of its storage, though it is no view.
         name: the variable or the attribute that the sentence names.
+        of_objects: True if the kept values are no tensors.
+        strong: the class of the kept object, if no weak reference can refer to it.
     """
-    sentence = remedy.row.advice
+    sentence = (remedy.row.of_objects if of_objects else "") or remedy.row.advice
     if name is not None:
         sentence = sentence.format(name=name)
+    if strong and remedy.row.is_weak:
+        sentence = ADD_WEAK_SLOT.format(advice=sentence, name=strong)
     if with_graph and remedy.row.has_value and not remedy.row.detaches:
         sentence = AND_THE_GRAPH.format(advice=sentence, graph=Remedy.GRAPH.row.advice)
     if shows_part:

@@ -42,6 +42,7 @@ from pytest_memwatch.verdict import (
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from memwatch.analysis.findings.finding import Finding
     from memwatch.leaks import Leak
@@ -275,7 +276,8 @@ class Examination:
                 repeated(*args, **kwargs)
             warmup = max(0, warmup - 1)  # the measured run is a warm-up run too
         schedule = schedule_of(warmup, runs, least=_LEAST_RUNS)
-        found = find_growth(repeated, args, kwargs, schedule, followed=_without_instance(body))
+        with _causes_from(self._settings.root):
+            found = find_growth(repeated, args, kwargs, schedule, followed=_without_instance(body))
         self.leaks = [replace(leak, repeat=OF_TEST) for leak in found]
         self.data["check"] = "growth"
         return self._repeated.result
@@ -303,7 +305,8 @@ class Examination:
             check.__exit__(GeneratorExit, GeneratorExit(), None)
             raise
         try:
-            check.__exit__(None, None, None)
+            with _causes_from(self._settings.root):
+                check.__exit__(None, None, None)
         except TensorLeakError as error:
             self.leaks = error.leaks
             self._left = {cause: refs[before.get(cause, 0) :] for cause, refs in known.told.items()}
@@ -423,6 +426,16 @@ class Examination:
             return ""
         before, after = _exact(saved, found), _exact(found, saved)
         return f"Peak rose from {before} to {after}, more than the {tolerance.text} allowed"
+
+
+@contextmanager
+def _causes_from(root: Path | None) -> Iterator[None]:
+    """Give causes the same names from whichever folder pytest was started."""
+    __tracebackhide__ = True
+    from memwatch.leaks.cause import files_relative_to
+
+    with nullcontext() if root is None else files_relative_to(root):
+        yield
 
 
 @functools.cache

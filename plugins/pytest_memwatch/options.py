@@ -140,6 +140,7 @@ class Settings:
     """The values of all options and ini keys.
 
     Attributes:
+        root: pytest's root folder, from which causes name files; None until the options are read.
         enabled: False after `--no-memwatch`.
         measure: whether every test is measured and reported.
         leaks: "marked", "all" or "off".
@@ -158,6 +159,7 @@ class Settings:
         leaks_min_bytes: leaks of fewer bytes do not count.
     """
 
+    root: Path | None = None
     enabled: bool = True
     measure: bool = False
     leaks: str = "marked"
@@ -195,6 +197,7 @@ def read_settings(config: pytest.Config) -> Settings:
         raise pytest.UsageError(str(error)) from None
     reports = ("memwatch_html", "memwatch_json", "memwatch_save", "memwatch_compare")
     settings = Settings(
+        root=config.rootpath,
         measure=bool(
             option("memwatch")
             or config.getini("memwatch")

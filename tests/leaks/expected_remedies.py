@@ -79,7 +79,7 @@ REMEDIES: dict[str, Remedy] = {
     "event_bus": Remedy.BOUND_METHOD,
     "step_outputs": Remedy.ITEM,
     "buffered_log": Remedy.LOG_RECORD,
-    "saved_context": Remedy.CONTEXT_VARIABLE,
+    "saved_context": Remedy.KEPT_CONTEXT,
     "pending_task": Remedy.TASK,
     "scheduled_call": Remedy.ITEM,
     "future_result": Remedy.ITEM,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -42,7 +43,10 @@ def both_for(programs: list[Program]):
         assert Path(sys.modules[program.leak.__module__].__file__).name in first.site, str(first)
         remedy = REMEDIES[program.name]
         name = NAMES.get(program.name)
-        wanted = [advice(remedy, with_graph=each, name=name) for each in (False, True)]
+        wanted = [
+            advice(remedy, with_graph=graph, name=name, of_objects=of_objects)
+            for graph, of_objects in itertools.product((False, True), repeat=2)
+        ]
         assert first.advice in wanted, str(first)
 
     @pytest.mark.parametrize("program", programs, ids=str)

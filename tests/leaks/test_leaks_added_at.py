@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import linecache
+import logging
 import os
 import queue
 import sys
@@ -296,3 +297,106 @@ def test_a_program_may_have_deleted_its_working_directory(tmp_path, monkeypatch)
     folder.rmdir()
     (leak,) = memwatch.find_leaks(of_a_global)
     assert leak.added_at.endswith("in of_a_global: `MADE.append(value)`")
+
+
+class Base:
+    def __init__(self):
+        self.seen = []
+
+    def keep(self, value):
+        self.seen.append(value)
+
+
+class Derived(Base):
+    pass
+
+
+class Overriding(Base):
+    """Its own method may call the one of its base class, or may not."""
+
+    def keep(self, value):
+        add(vars(self)["seen"], value)
+
+
+class Aliasing:
+    def __init__(self):
+        self.seen = []
+
+    def keep(self, value):
+        seen = self.seen
+        seen.append(value)
+
+
+class Swapping:
+    """Fills a list that it has replaced by another one."""
+
+    def __init__(self):
+        self.seen = []
+
+    def keep(self, value):
+        before = self.seen
+        self.seen = [*before, value]
+        before.append(1)
+
+
+class Choosing:
+    """Fills one of two lists."""
+
+    def __init__(self):
+        self.seen, self.other = [], []
+
+    def keep(self, value):
+        kept = self.other
+        if value is not None:
+            kept = self.seen
+        kept.append(value)
+
+
+def of_a_class_in_a_function():
+    class Handler(logging.Handler):
+        def __init__(self):
+            super().__init__()
+            self.records = []
+
+        def emit(self, record):
+            self.records.append(record)
+
+    logger = logging.Logger("added_at")
+    logger.addHandler(Handler())
+    return lambda: logger.info("loss %s", made())
+
+
+def of_another_name_of_a_closure():
+    log = Other()
+
+    def step():
+        value = made()
+        seen = log.seen
+        seen.append(value)
+
+    return step
+
+
+def keeps_in(log):
+    return lambda: log.keep(made())
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        (keeps_in(Derived()), "in keep: `self.seen.append(value)`"),
+        (keeps_in(Aliasing()), "in keep: `seen.append(value)`"),
+        (of_a_class_in_a_function(), "in emit: `self.records.append(record)`"),
+        (of_another_name_of_a_closure(), "in step: `seen.append(value)`"),
+    ],
+    ids=["base", "alias", "handler", "closure"],
+)
+def test_a_line_of_a_base_class_or_of_another_name_is_named(step, code):
+    (leak,) = memwatch.find_leaks(step)
+    assert leak.added_at.endswith(code)
+
+
+@pytest.mark.parametrize("log", [Overriding(), Swapping(), Choosing()], ids=lambda log: type(log).__name__)
+def test_a_line_that_may_fill_another_list_or_may_not_run_is_not_named(log):
+    (leak,) = memwatch.find_leaks(keeps_in(log))
+    assert leak.added_at == ""

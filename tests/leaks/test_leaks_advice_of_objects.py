@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import types
 import weakref
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -137,7 +139,7 @@ def test_an_object_around_another_one_of_its_class_is_no_chain():
             delattr(names, name)
 
     [leak] = find_leaks(lambda: keep_pair(delete=False), runs=2)
-    assert leak.advice == advice(Remedy.ATTRIBUTE)
+    assert leak.advice == advice(Remedy.ATTRIBUTE, of_objects=True)
     assert find_leaks(lambda: keep_pair(delete=True), runs=2) == []
 
 
@@ -267,3 +269,112 @@ def test_generators_that_an_old_task_collects_do_not_end_with_the_task():
         loop.run_until_complete(task)
     finally:
         loop.close()
+
+
+def test_contexts_that_are_kept_grow_though_the_variable_is_reset():
+    variable = contextvars.ContextVar("variable")
+    kept = []
+
+    def step(*, drop):
+        token = variable.set(data())
+        kept.append(contextvars.copy_context())
+        variable.reset(token)
+        if drop:
+            kept.clear()
+
+    [leak] = find_leaks(lambda: step(drop=False))
+    assert leak.advice == advice(Remedy.KEPT_CONTEXT)
+    assert "reset" not in leak.advice
+    assert find_leaks(lambda: step(drop=True)) == []
+
+
+def test_a_variable_of_the_running_context_is_still_to_be_reset():
+    variables = []
+
+    def step(*, reset):
+        variables.append(contextvars.ContextVar("variable"))
+        token = variables[-1].set(data())
+        if reset:
+            variables[-1].reset(token)
+
+    [leak] = contextvars.copy_context().run(find_leaks, lambda: step(reset=False))
+    assert leak.advice == advice(Remedy.CONTEXT_VARIABLE)
+    assert contextvars.copy_context().run(find_leaks, lambda: step(reset=True)) == []
+
+
+class Slotted:
+    __slots__ = ("me", "value")
+
+    def __init__(self):
+        self.value = data()
+
+
+class SlottedWeakly(Slotted):
+    __slots__ = ("__weakref__",)
+
+
+def refers_to_itself(cls, *, weakly=False):
+    made = cls()
+    made.me = weakref.ref(made) if weakly else made
+
+
+def test_a_class_with_slots_is_told_to_allow_weak_references():
+    """Without `__weakref__` among its slots, `weakref.ref` raises TypeError."""
+    with pytest.raises(TypeError):
+        refers_to_itself(Slotted, weakly=True)
+    [leak] = find_leaks(lambda: refers_to_itself(Slotted))
+    assert leak.advice == advice(Remedy.ATTRIBUTE_IN_CYCLE, strong="Slotted")
+    assert '`"__weakref__"` to the `__slots__` of `Slotted`' in leak.advice
+    [leak] = find_leaks(lambda: refers_to_itself(SlottedWeakly))
+    assert leak.advice == advice(Remedy.ATTRIBUTE_IN_CYCLE)
+    assert find_leaks(lambda: refers_to_itself(SlottedWeakly, weakly=True)) == []
+
+
+def test_a_set_of_slotted_objects_is_told_so_too():
+    objects = set()
+    [leak] = find_leaks(lambda: objects.add(Slotted()))
+    assert leak.advice == advice(Remedy.MEMBER, strong="Slotted")
+    objects = weakref.WeakSet()
+    assert find_leaks(lambda: objects.add(SlottedWeakly())) == []
+
+
+def finished(value):
+    future = Future()
+    future.set_result(value)
+    return future
+
+
+@pytest.mark.parametrize(
+    ("make", "is_of_tensors"),
+    [
+        (lambda: nn.Linear(8, 8), False),
+        (lambda: finished(data()), False),
+        (lambda: (torch.ones(8, requires_grad=True) * data()[:8].clone()).sum().grad_fn, False),
+        (data, True),
+        (lambda: {"loss": (data(), 1)}, True),
+    ],
+    ids=["module", "future", "node", "tensor", "dictionary"],
+)
+def test_only_tensors_are_to_become_numbers(make, is_of_tensors):
+    kept = []
+    [leak] = find_leaks(lambda: kept.append(make()))
+    assert ("store numbers (`.item()`)" in leak.advice) is is_of_tensors
+    assert leak.advice.startswith(advice(Remedy.ITEM, of_objects=not is_of_tensors))
+
+    def bounded():
+        kept[:] = [make()]
+
+    assert find_leaks(bounded) == []
+
+
+def test_parameter_groups_are_to_be_removed_from_their_optimizer():
+    optimizer = torch.optim.SGD([nn.Parameter(data())])
+
+    def step(*, remove):
+        optimizer.add_param_group({"params": [nn.Parameter(data())]})
+        if remove:
+            optimizer.param_groups.pop()
+
+    [leak] = find_leaks(lambda: step(remove=False))
+    assert leak.advice == advice(Remedy.OPTIMIZER_STATE)
+    assert find_leaks(lambda: step(remove=True)) == []

@@ -222,7 +222,7 @@ def test_advice_to_detach_is_for_tensors_that_the_program_stores():
     ):
         (leak,) = find_leaks(fill)
         assert leak.keeps_graph
-        assert leak.advice == advice(remedy)
+        assert leak.advice == advice(remedy, of_objects=True)
         kept.clear()
     (leak,) = find_leaks(lambda: kept.append({"loss": (torch.ones(64, 64) @ weight).mean()}))
     assert leak.advice == advice(Remedy.ITEM, with_graph=True)

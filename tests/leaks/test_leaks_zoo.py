@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -79,7 +80,10 @@ def test_a_leak_is_told_with_its_holder_and_its_advice(program, leaks):
     assert by_pass
     for told, remedy in ((by_calls, REMEDIES[program.name]), (by_pass, of_one_pass(program))):
         name = NAMES.get(program.name)
-        wanted = [advice(remedy, with_graph=each, name=name) for each in (False, True)]
+        wanted = [
+            advice(remedy, with_graph=graph, name=name, of_objects=of_objects)
+            for graph, of_objects in itertools.product((False, True), repeat=2)
+        ]
         assert any(leak.advice in wanted for leak in told), "\n".join(map(str, told))
 
 

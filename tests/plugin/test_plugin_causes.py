@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import textwrap
 
 import pytest
 from pytest_memwatch.summary import causes_of
@@ -243,3 +246,33 @@ def test_one_test_with_many_causes_has_a_short_report(session):
     result.assert_outcomes(failed=1)
     assert len(result.stdout.lines) <= 120
     result.stdout.fnmatch_lines(["and * more, which the section memwatch lists; -v shows each"])
+
+
+KEEPER = """
+    import torch
+    KEPT = []
+    def keep(): KEPT.append(torch.ones(100))
+"""
+
+
+def test_a_cause_has_one_name_from_every_folder_and_two_files_have_two_causes(pytester, monkeypatch):
+    """Two folders have a file of one name, and pytest starts in the root folder and below it."""
+    pytester.makeini("[pytest]\n")
+    for folder in ("first", "second"):
+        below = pytester.mkpydir(folder)
+        (below / "keeper.py").write_text(textwrap.dedent(KEEPER))
+        (below / f"test_{folder}.py").write_text(
+            f"from {folder} import keeper\ndef test_leak(): keeper.keep()\n"
+            "def test_twin(): keeper.KEPT.clear()\n"
+        )
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
+    names = []
+    for started_in in (pytester.path, pytester.path / "second"):
+        monkeypatch.chdir(started_in)
+        output = pytester.path / "out.json"
+        pytester.runpytest_subprocess("--memwatch-leaks=all", f"--memwatch-json={output}", str(pytester.path))
+        data = json.loads(output.read_text())
+        assert [len(cause["tests"]) for cause in data["causes"]] == [1, 1]
+        names.append({cause["cause"] for cause in data["causes"]})
+    assert len(names[0]) == 2
+    assert names[0] == names[1]
