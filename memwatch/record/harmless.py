@@ -93,27 +93,35 @@ def uninterrupted() -> Iterator[None]:
         return
     waiting: list[tuple[int, Any]] = []
     handlers = python_handlers()
-    replaced = list(handlers.items())
+    replaced: list[tuple[int, Any]] = []
     try:
-        for number in handlers:
-            _install(number, lambda *arrived: waiting.append(arrived))
+        for each in handlers.items():
+            replaced.append(each)
+            _install(each[0], lambda *arrived: waiting.append(arrived))
         yield
     finally:
+        # This loop restores all handlers, even if one of them runs at once and raises. It stands here and not in a
+        # function: near the limit of recursion, leaving may need no more levels of calls than entering did.
+        raised: BaseException | None = None
+        for _ in range(_MOST_TRIES):
+            try:
+                while replaced:
+                    _install(*replaced[-1])
+                    replaced.pop()
+            except BaseException as error:
+                raised = error
+            if not replaced:
+                break
         try:
-            _put_back(replaced)
+            if raised is not None:
+                raise raised
         finally:
+            raised = None  # its traceback holds this frame
             _run(waiting, handlers)
 
 
-def _put_back(handlers: list[tuple[int, Any]]) -> None:
-    """Restore all handlers, even if one of them runs at once and raises."""
-    try:
-        while handlers:
-            _install(*handlers[-1])
-            handlers.pop()
-    finally:
-        if handlers:
-            _put_back(handlers)
+_MOST_TRIES: Final = 100
+"""Attempts to restore the handlers. Each handler that raises meanwhile uses up one. A guess."""
 
 
 def _install(number: int, handler: Any) -> None:

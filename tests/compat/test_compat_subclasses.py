@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from compat_harness import unnoticed
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 
 class Tagged(Tensor):
@@ -19,6 +21,50 @@ class Tagged(Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         cls.calls.append(getattr(func, "__name__", str(func)))
         return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Seen(Tensor):
+    """A wrapper that notes each attribute that is looked up on it, and each op that it runs."""
+
+    seen: list = []  # noqa: RUF012  # counted over the class on purpose
+
+    @staticmethod
+    def __new__(cls, inner):
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattribute__(self, name):
+        Seen.seen.append(name)
+        return super().__getattribute__(name)
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(str(func))
+        args, kwargs = tree_map_only(Seen, _inner_of, (args, kwargs or {}))
+        return tree_map_only(Tensor, Seen, func(*args, **kwargs))
+
+
+def _inner_of(wrapper):
+    return object.__getattribute__(wrapper, "inner")
+
+
+class Saving(Function):
+    """A function that saves its input. It runs while a mode for functions is on."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 2 + 0 * x
 
 
 class Functions(TorchFunctionMode):
@@ -84,6 +130,23 @@ def test_wrapper_subclass():
 
 
 @unnoticed
+def test_wrapper_subclass_that_notes_each_look_at_it():
+    x = Seen(torch.randn(4, 4)).requires_grad_()
+    Seen.seen.clear()
+    (x @ x).exp() * x
+    return list(Seen.seen)
+
+
+@unnoticed
+def test_wrapper_subclass_whose_backward_reads_outputs():
+    """It reads no saved inputs: torch detaches what any hook returns for those (docs/observing.md)."""
+    x = Seen(torch.randn(4, 4)).requires_grad_()
+    Seen.seen.clear()
+    x.exp().sigmoid().sum().backward()
+    return list(Seen.seen)
+
+
+@unnoticed
 def test_nested_wrapper_subclass():
     pair = TwoTensor(torch.randn(4), torch.randn(4))
     x = TwoTensor(pair, TwoTensor(torch.randn(4), torch.randn(4))).requires_grad_()
@@ -106,6 +169,14 @@ def test_function_mode_inside():
     with Functions() as mode:
         result = _step()
     return result, mode.calls
+
+
+@unnoticed
+def test_function_mode_around_a_function_that_saves():
+    x = torch.randn(4, requires_grad=True)
+    with Functions() as mode:
+        Saving.apply(x).sum().backward()
+    return x, mode.calls
 
 
 @unnoticed

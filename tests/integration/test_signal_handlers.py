@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import functools
 import gc
+import inspect
 import json
 import os
 import random
@@ -241,6 +242,28 @@ def test_each_handler_that_waited_raises(handled):
         caught.append(error.args[0])
     assert caught[0] == "inside"
     assert sorted(caught[1:]) == sorted([SIGNAL, signal.SIGALRM])
+
+
+def test_handlers_are_put_back_at_the_limit_of_recursion(handled):
+    """Leaving may not need more levels of calls than entering did, or the program loses its handlers for good."""
+    handled(by_function)
+    before, outcomes = sys.getrecursionlimit(), set()
+
+    def wait():
+        with uninterrupted():
+            return "entered"
+
+    depth = len(inspect.stack(0))
+    for room in range(1, 40):
+        try:
+            sys.setrecursionlimit(depth + room)
+            outcomes.add(wait())
+        except (RecursionError, ctypes.ArgumentError):  # ctypes turns the one into the other
+            outcomes.add("refused")
+        finally:
+            sys.setrecursionlimit(before)
+        assert signal.getsignal(SIGNAL) is by_function, room
+    assert outcomes == {"entered", "refused"}
 
 
 def action_of(number):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from memwatch._torch.modes import disable_torch_function
 from memwatch._torch.profiler import TICKS_ARE_TORCHS
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
@@ -225,7 +226,8 @@ class _Callbacks:
         self.could_not_record = could_not_record
 
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
-        return saved_storage(self._storages, tensor)
+        with disable_torch_function():  # no subclass or mode of the program sees these reads
+            return saved_storage(self._storages, tensor)
 
     # it outlives the block, because packs stay in the program's graph
     inplace_error = staticmethod(inplace_error)

@@ -26,7 +26,7 @@ from memwatch._torch.autograd import (
 )
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import current_mode, disable_torch_dispatch, disable_torch_function
-from memwatch._torch.tensors import version_of
+from memwatch._torch.tensors import TENSOR_DICT, TensorBase, version_of
 from memwatch.capture.schema import NONE
 from memwatch.heap.autograd import look_through
 from memwatch.record.clock import ticks
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.storages import Storages
 
+_OUTPUT_NR: Final = TENSOR_DICT["output_nr"].__get__
 _node_kinds: dict[type, tuple[str, bool]] = {}
 
 
@@ -136,7 +137,7 @@ class PythonPacker:
                 _hold(pack, tensor)
         except MemoryError:  # this tensor gets no row
             self._note_loss()
-            return tensor.detach() if self._outer is None else self._outer[0](tensor)
+            return _detached(tensor) if self._outer is None else self._outer[0](tensor)
         if self._outer is not None:
             pack.packed, pack.original = self._outer[0](tensor), _nothing
         try:
@@ -185,7 +186,7 @@ class PythonPacker:
         packed: Tensor = pack.packed
         try:
             is_detached = _was_detached(pack) and _is_torchs_own(current_node())
-            is_written = version_of(packed) != pack.version
+            is_written = _version(packed) != pack.version
         except MemoryError:
             is_detached = is_written = False
         if is_detached:
@@ -207,9 +208,9 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
     An output is saved while its node is the newest node. There are two exceptions: forward-mode AD, and functions of
     Python or a library, which make other nodes in between.
     """
-    pack.version = version_of(tensor)
-    with disable_torch_function():
-        pack.output_nr = tensor.output_nr
+    with disable_torch_function():  # no subclass or mode of the program sees these reads
+        pack.version = version_of(tensor)
+        pack.output_nr = _OUTPUT_NR(tensor)
         node = autograd_state(tensor, with_node=True).grad_fn
     if node is None:
         pack.packed, pack.original, pack.node_name = tensor, lambda: tensor, None
@@ -221,7 +222,7 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
         pack.packed, pack.original = tensor, lambda: tensor
         return
     if newest:  # modes of the program may see this: autograd detaches an output too
-        pack.packed, pack.original = tensor.detach(), _nothing
+        pack.packed, pack.original = _detached(tensor), _nothing
     else:
         pack.packed = _detached_unseen(tensor)
         pack.original = functools.partial(_of_other, pack.node_name, sequence, weakref.ref(tensor))
@@ -241,12 +242,24 @@ def _is_torchs_own(node: Any) -> bool:
     return node is not None and not isinstance(node, FunctionBase) and "::" not in node.name()
 
 
+def _version(tensor: Tensor) -> int:
+    with disable_torch_function():
+        return version_of(tensor)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """Return an alias of a tensor, as autograd makes one: only dispatch modes and a `__torch_dispatch__` see it."""
+    with disable_torch_function():
+        alias: Tensor = TensorBase.detach(tensor)
+    return alias
+
+
 def _detached_unseen(tensor: Tensor) -> Tensor:
     """Return an alias of a tensor, made below the program's dispatch modes if its class is plain."""
     if current_mode() is None or not (type(tensor) is Tensor or type(tensor) is Parameter):
-        return tensor.detach()
+        return _detached(tensor)
     with disable_torch_dispatch():
-        return tensor.detach()
+        return _detached(tensor)
 
 
 def _nothing() -> None:
