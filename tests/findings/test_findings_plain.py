@@ -359,3 +359,34 @@ def test_what_each_of_a_hundred_steps_keeps_is_found():
             loss.backward()
             optimizer.step()
     assert "gradient" in [finding.kind for finding in prof.findings]
+
+
+def _sines_of_two_dtypes(*, first=torch.float32, function=torch.neg):
+    """Record a program that needs a tensor in a dtype, and then in bfloat16."""
+    x = torch.ones(1_024, 1_024, requires_grad=True)
+    with memwatch.profile() as prof:
+        for _ in range(2):
+            hidden = function(x).to(first)
+            one = hidden.sin().sum()
+            other = hidden.bfloat16().cos().sum()
+            del hidden
+            torch.ones(8 * 2**20)  # the peak
+            (one + other).backward()
+            x.grad = None
+            del one, other
+    return prof
+
+
+def test_a_narrower_copy_could_take_the_place_of_its_source():
+    """Then autograd saves two bytes for each number, and not six."""
+    prof = _sines_of_two_dtypes()
+    (finding,) = (finding for finding in prof.findings if finding.kind == "twice")
+    changed = _sines_of_two_dtypes(first=torch.bfloat16)
+    assert finding.nbytes == 4 * 2**20
+    assert finding.predicted_peak_bytes == pytest.approx(changed.peak_bytes, rel=0.001)
+    assert "twice" not in kinds(changed)
+
+
+def test_a_source_that_the_op_before_saves_too_stays():
+    """A tanh saves its result: no conversion can come before that."""
+    assert "twice" not in kinds(_sines_of_two_dtypes(function=torch.tanh))

@@ -314,31 +314,62 @@ _CONVERSIONS: Final = (CONVERSION, "aten.clone", "aten.copy", "aten.contiguous")
 
 
 def find_twice(peak: Moment) -> list[Candidate]:
-    """Return the saved tensors that were made by converting another saved tensor."""
+    """Return the saved tensors that are not needed beside a conversion of them, or of which they are a conversion.
+
+    If the program converts once, before the first of the ops that save the tensor, autograd saves the result alone. So
+    the change spares the copy, or the source if the copy has fewer bytes.
+    """
     if peak.op < 0:
         return []
     facts, made = peak.facts, peak.facts.made_by
-    copies = _converted_copies(peak)
-    largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
-    line = str(made.line[largest]) if copies else ""
+    source_of_copy = _converted_copies(peak)
+    if not source_of_copy:
+        return []
+    allocations, sizes = facts.allocations, facts.allocations.nbytes
+    largest = max(source_of_copy, key=lambda row: int(sizes[row]))
     subject, books = (FindingKind.TWICE,), HolderEvidence.STRUCTURE
-    holder = Holder(HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, line, subject=subject, evidence=books)
-    return alive_then(FindingKind.TWICE, holder, copies, peak)
+    holder = Holder(
+        HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, str(made.line[largest]), subject=subject, evidence=books
+    )
+    copies_of: dict[int, list[int]] = {}
+    for copy, source in source_of_copy.items():
+        copies_of.setdefault(source, []).append(copy)
+    end, spans = len(facts.curve.live_bytes), []
+    for source, copies in copies_of.items():
+        smallest = min(copies, key=lambda row: int(sizes[row]))
+        is_narrower = sizes[smallest] < sizes[source]
+        if is_narrower and _is_saved_by_maker(peak, source):
+            continue
+        for row in (source, *copies):
+            if row != (smallest if is_narrower else source):
+                start = int(allocations.birth_event[smallest if row == source else row])
+                death = int(allocations.death_event[row])
+                spans.append((row, start, end if death == NONE else death))
+    rows = [row for row, _, _ in spans]
+    found = alive_then(FindingKind.TWICE, holder, rows, peak)
+    return [dataclasses.replace(candidate, spans=tuple(spans)) for candidate in found]
 
 
-def _converted_copies(peak: Moment) -> list[int]:
+def _is_saved_by_maker(peak: Moment, row: int) -> bool:
+    """Return True if the op that made a tensor saves it, as `tanh` does: no conversion can come before that."""
+    saved, allocations = peak.evidence.saved, peak.facts.allocations
+    return bool((saved.saving_op[saved.storage == allocations.storage[row]] == allocations.op[row]).any())
+
+
+def _converted_copies(peak: Moment) -> dict[int, int]:
+    """Return the saved conversions of other saved tensors, with their sources."""
     facts, categories = peak.facts, peak.facts.categories.category
     saved = set(peak.evidence.saved.storage.tolist()) - {NONE}
     is_conversion = facts.made_by.op_name.that(lambda name: name.startswith(_CONVERSIONS))
     copies = [row for row in saved if is_conversion[row]]
     source_of = sources_of(facts.capture, facts.allocations.op[copies])
-    return [
-        row
+    return {
+        row: source
         for row in copies
         if (source := source_of.get(int(facts.allocations.op[row]), NONE)) in saved
         and categories[source] == "activation"
         and _is_chosen(facts, row)
-    ]
+    }
 
 
 def _is_chosen(facts: Facts, row: int) -> bool:

@@ -29,6 +29,7 @@ from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.findings.finding import ops_until_return
 from memwatch.analysis.saved_tensors import backward_numbers, backward_of_reads
 from memwatch.analysis.ways.timeline import LAST
+from memwatch.analysis.ways.variables import HeldByCalls, ends_of_casts
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.device_names import is_host
 from memwatch.kinds.roles import ROLES
@@ -340,6 +341,8 @@ class Checkpointing:
         self._reads = self._reads_of_packs()
         self._reads_by_pack = Grouped(self._reads.pack)
         self._written_later = self._find_written_later()
+        self._held_by_calls = HeldByCalls(facts)
+        self._end_of_cast = ends_of_casts(facts)
 
     def _reads_of_packs(self) -> _Reads:
         is_read = self._unpacks["released"] == 0
@@ -728,6 +731,7 @@ class Checkpointing:
         used = self._uses["op"][self._uses_by_storage.within(storage, storage + 1)]
         made = int(self._facts.allocations.op[row])
         last = ops_until_return(inner, made, int(used[~self._in_backward[used]].max(initial=made)))
+        last = max(last, self._held_by_calls.ops_until_left(row), self._end_of_cast.get(storage, 0))
         others = np.setdiff1d(self._packs_by_storage.within(storage, storage + 1), packs)
         released = self._saved.released_op[others]
         return self._event_of(LAST if (released == NONE).any() else int(released.max(initial=last)))
@@ -737,6 +741,9 @@ class Checkpointing:
         allocations = self._facts.allocations
         uses = self._uses_by_op.within(start_op, end_op)
         storages = np.unique(self._uses["storage"][uses[self._uses["access"][uses] != _OUTPUT]])
+        storages = storages[
+            ~np.isin(storages, list(self._end_of_cast))
+        ]  # the call gets the weight, and not its copy
         rows = self._row_of_storage[storages]
         rows = rows[rows != NONE]
         inputs: IntArray = rows[
