@@ -293,7 +293,7 @@ def head_of(found: Shortage) -> str:
     limit = found.limit
     return (
         f"memory has nearly run out: {format_bytes(limit.used_bytes)} of {format_bytes(limit.limit_bytes)} "
-        f"({100 * limit.used_ratio:.0f} %) are in use of {limit.name}"
+        f"({100 * limit.used_ratio:.0f} %) of {limit.name} are used"
     )
 
 
@@ -322,7 +322,7 @@ def report_of(found: Shortage) -> str:
         lines.append(f"{device}: {reserved_text(held)}")
     lines += [
         f"limit: {format_bytes(each.used_bytes)} of {format_bytes(each.limit_bytes)} "
-        f"({100 * each.used_ratio:.0f} %) are in use of {each.name}"
+        f"({100 * each.used_ratio:.0f} %) of {each.name} are used"
         for each in found.limits
     ]
     if found.recent:
