@@ -125,7 +125,7 @@ def summary(
         if len(reading.notes):
             parts += ["", words.NOTES, *_notes(reading, content.rows)]
         if following != "":
-            parts += ["", Text(following or words.NEXT_CALL, style="dim")]
+            parts += ["", _commands(following) if following else Text(words.NEXT_CALL, style="dim")]
         return to_text(*(_title(part) for part in parts), width=line, color=color)
 
     if rows is not None:
@@ -386,6 +386,13 @@ def _holders(reading: Reading, rows: int, line: int) -> Table:
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *cells)
     _add_rest(table, groups["nbytes"].iloc[rows:], reading)
     return table
+
+
+def _commands(lines: str) -> Text:
+    """Return lines with commands that the user copies, whole: a wrapped command may not run."""
+    made = Code(lines, indent=0)
+    made.stylize("dim")
+    return made
 
 
 def _phases(reading: Reading) -> Text:
