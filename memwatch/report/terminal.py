@@ -51,7 +51,7 @@ from memwatch.words import summary as words
 from memwatch.words import ways
 from memwatch.words.findings import EDIT, holder_at
 from memwatch.words.places import short_place
-from memwatch.words.processes import reserved_at_peak_text
+from memwatch.words.processes import counted, reserved_at_peak_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -525,7 +525,7 @@ def _looks(reading: Reading) -> Text:
     cut = int(reading.meta.get("holder_samples_cut", 0))
     known = words.KNOWN_BY.format(evidence=evidence_text(evidence_bytes(reading)))
     took = words.SEARCHED.format(count=count, time=format_duration(time_ns))
-    limit = words.CUT_SHORT.format(count=cut) if cut else ""
+    limit = words.CUT_SHORT.format(searches=counted(cut, "search")) if cut else ""
     return Text(f"{known}\n{took}{limit}", style="dim")
 
 

@@ -69,7 +69,7 @@ NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch
 
 KNOWN_BY: Final = "How memwatch knows these holders: {evidence}"
 SEARCHED: Final = "memwatch searched for holders {count:,} x while the program ran: {time} in all"
-CUT_SHORT: Final = "; {count:,} searches reached their time limit and may have missed some"
+CUT_SHORT: Final = "; {searches} reached the time limit and may have missed some"
 
 ONLY_FOR_BACKWARD: Final = "Kept only for backward: "
 SAVED_ANYWAY: Final = (
