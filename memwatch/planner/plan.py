@@ -16,7 +16,6 @@ from memwatch.plan_training import Turns, turns_of
 from memwatch.planner.peak import Schedule, StepKind
 from memwatch.sizes import format_bytes
 from memwatch.text import JsonError, ShownAsText, read_json
-from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -159,7 +158,8 @@ class Plan(ShownAsText):
         lines = [self._peak_line(), self._cost_line()]
         lines += [f"  {move}" for move in self.moves[:_SHOWN_MOVES]]
         if len(self.moves) > _SHOWN_MOVES:
-            lines.append(f"  and {counted(len(self.moves) - _SHOWN_MOVES, 'more move')}")
+            rest = len(self.moves) - _SHOWN_MOVES
+            lines.append(f"  and {rest} more move{'' if rest == 1 else 's'}")
         lines += self.notes
         return "\n".join(lines)
 
