@@ -66,7 +66,7 @@ class Summary:
             "-n",
             "--rows",
             type=positive,
-            help="most rows in each table (default: what fits 60 lines, 8 at most)",
+            help="most rows in each table (default: what fits 50 lines, 8 at most)",
         )
         add_json(parser)
         add_device(parser)
