@@ -449,7 +449,11 @@ def _head(tuning: Tuning) -> str:
 def _told(outcome: Outcome) -> str:
     if not outcome.fits:
         return "does not fit"
-    retries = f" with {outcome.retries:,} retries" if outcome.retries else ""
+    retries = (
+        f" with {outcome.retries:,} {'retry' if outcome.retries == 1 else 'retries'}"
+        if outcome.retries
+        else ""
+    )
     return f"{format_bytes(outcome.most_reserved_bytes)}{retries}"
 
 

@@ -30,7 +30,7 @@ from memwatch.output_files import write_whole
 from memwatch.progress import working
 from memwatch.settings import project_settings
 from memwatch.sizes import format_bytes
-from memwatch.words.processes import PROGRAM_FAILED
+from memwatch.words.processes import PROGRAM_FAILED, counted
 from memwatch.words.storages import moved_peak, short_site
 from memwatch.words.summary import FIT_COMMAND, LEAKS_COMMAND, NEXT_COMMAND
 
@@ -66,7 +66,7 @@ class Summary:
             "-n",
             "--rows",
             type=positive,
-            help="most rows in each table (default: what fits 60 lines, 8 at most)",
+            help="most rows in each table (default: what fits 50 lines, 8 at most)",
         )
         add_json(parser)
         add_device(parser)
@@ -469,7 +469,9 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
         told = head(short_site(site), room - for_module)
         table.add_row(*cells, name(category), tail(module, for_module), told)
     rest = changed["delta_bytes"].iloc[rows:]
-    more = [Text(f"{len(rest):,} more sites: {_signed(rest.sum())}", style="dim")] if len(rest) else []
+    more = (
+        [Text(f"{counted(len(rest), 'more site')}: {_signed(rest.sum())}", style="dim")] if len(rest) else []
+    )
     return to_text(headline, *moved, "", table, *more)
 
 

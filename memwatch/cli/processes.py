@@ -19,6 +19,7 @@ from memwatch._version import __version__
 from memwatch.attach.channel import AttachError, Channel, require_credentials, require_private, socket_path
 from memwatch.cli.activation import VARIABLE
 from memwatch.cli.common import add_json, command_line, emit, emit_json, make_room, positive, say
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,7 +240,7 @@ def _record(options: argparse.Namespace, channel: Channel, process: psutil.Proce
             continue
         elif event == "started":
             has_started = True
-            extent = f"{steps} steps" if steps is not None else f"{seconds} s"
+            extent = counted(steps, "step") if steps is not None else f"{seconds} s"
             say(f"recording process {process.pid} for {extent} (Ctrl-C ends it now)")
         elif event == "ended":
             return

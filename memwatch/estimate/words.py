@@ -106,7 +106,7 @@ def _not_counted(workspace: Workspace | None) -> str:
 def _run(estimate: Estimate) -> str:
     world, steps = estimate.job.world_size, estimate.steps
     rank = "" if world is None else f"rank {estimate.job.rank} of {world:,}, "
-    return f"{rank}{steps} steps of the optimizer" if steps else f"{rank}no step of an optimizer"
+    return f"{rank}{counted(steps, 'step')} of the optimizer" if steps else f"{rank}no step of an optimizer"
 
 
 def _reads(estimate: Estimate) -> list[str]:

@@ -292,8 +292,8 @@ def head_of(found: Shortage) -> str:
         return f"memory ran out{where}{asked}"
     limit = found.limit
     return (
-        f"memory has nearly run out: {format_bytes(limit.used_bytes)} of {format_bytes(limit.limit_bytes)} "
-        f"({100 * limit.used_ratio:.0f} %) are in use of {limit.name}"
+        f"memory has nearly run out: {format_bytes(limit.used_bytes)} are in use, "
+        f"{100 * limit.used_ratio:.0f} % of the {format_bytes(limit.limit_bytes)} that {limit.name} allows"
     )
 
 
@@ -321,8 +321,8 @@ def report_of(found: Shortage) -> str:
     for device, held in found.reserved.items():
         lines.append(f"{device}: {reserved_text(held)}")
     lines += [
-        f"limit: {format_bytes(each.used_bytes)} of {format_bytes(each.limit_bytes)} "
-        f"({100 * each.used_ratio:.0f} %) are in use of {each.name}"
+        f"limit: {format_bytes(each.used_bytes)} are in use, "
+        f"{100 * each.used_ratio:.0f} % of the {format_bytes(each.limit_bytes)} that {each.name} allows"
         for each in found.limits
     ]
     if found.recent:

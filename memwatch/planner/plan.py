@@ -158,7 +158,8 @@ class Plan(ShownAsText):
         lines = [self._peak_line(), self._cost_line()]
         lines += [f"  {move}" for move in self.moves[:_SHOWN_MOVES]]
         if len(self.moves) > _SHOWN_MOVES:
-            lines.append(f"  and {len(self.moves) - _SHOWN_MOVES} more moves")
+            rest = len(self.moves) - _SHOWN_MOVES
+            lines.append(f"  and {rest} more move{'' if rest == 1 else 's'}")
         lines += self.notes
         return "\n".join(lines)
 

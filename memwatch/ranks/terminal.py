@@ -14,7 +14,7 @@ from memwatch.report.console import category_style, clip, head, name, to_text
 from memwatch.report.terminal import finding_parts
 from memwatch.sizes import format_bytes
 from memwatch.words.places import place_in_file
-from memwatch.words.ranks import FINDINGS, IDLE, UNKNOWN_FIGURES
+from memwatch.words.ranks import FINDINGS, IDLE, LOWER_PEAKS, MORE_DIFFER, UNKNOWN_FIGURES
 from memwatch.words.storages import made_name
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
     sentences = headline(ranks)
     parts: list[RenderableType] = [Text(sentences, style="bold")] if sentences else []
     parts += [_totals(ranks), "", _processes(ranks, rows)]
-    parts += _more(len(ranks.ranks) - rows, "processes with lower peaks")
+    parts += _more(len(ranks.ranks) - rows, *LOWER_PEAKS)
     if ranks.are_ranks and (spreads := category_spreads(ranks)):
         parts += ["", Text("The peaks by category", style="bold"), _categories(spreads)]
     if ranks.are_ranks and len(differing := ranks.differences):
         parts += ["", Text("Differences at the peaks", style="bold"), _differences(differing, rows)]
-        parts += _more(len(differing) - rows, "things differ")
+        parts += _more(len(differing) - rows, *MORE_DIFFER)
     if ranks.worst_reading is not None and (findings := ranks.worst_reading.findings):
         heading = FINDINGS.format(process=ranks.worst)
         parts += ["", Text(heading, style="bold"), *finding_parts(findings, rows)]
@@ -134,5 +134,5 @@ def _differences(frame: pd.DataFrame, rows: int) -> Table:
     return table
 
 
-def _more(count: int, what: str) -> list[RenderableType]:
-    return [Text(f"{count:,} more {what}", style="dim")] if count > 0 else []
+def _more(count: int, one: str, several: str) -> list[RenderableType]:
+    return [Text(f"{count:,} more {one if count == 1 else several}", style="dim")] if count > 0 else []

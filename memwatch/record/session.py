@@ -44,6 +44,7 @@ from memwatch.record.tables.rows import Stacks, Strings, new_op_counter
 from memwatch.record.tables.storages import PatchedResize
 from memwatch.record.torch_records import TorchRecords
 from memwatch.signal_handlers import suppress
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,11 +63,11 @@ _ALREADY_OPEN: Final = (
     "MEMWATCH=1 ends by itself, but only for a block in the main thread)"
 )
 _LOST_EVENTS: Final = (
-    "memory ran out, and {count} events of the allocator are lost. From the first one until the next write, live "
+    "memory ran out, and the recording lost {events} of the allocator. From the first one until the next write, live "
     "bytes and the peak come from tensors only. Workspace from before may count for too long"
 )
 _LOST_ROWS: Final = (
-    "memory ran out, and the recorder could not write {count} rows. Tensors may be missing from the report or count as "
+    "memory ran out, and the recorder could not write {rows}. Tensors may be missing from the report or count as "
     "live for too long. Live bytes and the peak are not exact from there on"
 )
 
@@ -256,7 +257,8 @@ class Session:
         self._process.sample(at_bound=True)
         self._accelerators.end()
         if self._compiled.count:
-            text = f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used"
+            calls = counted(self._compiled.count, "call")
+            text = f"{calls} of compiled code ran: only the allocator saw what they used"
             self._notes.note("compiled", text)
         for kind in sorted(self.storages.unseen):
             text = f"tensors of kind {kind} show no storage: only the allocator events count their bytes"
@@ -501,9 +503,9 @@ class _Notes:
             losses: number of other lost records.
         """
         if lost_events:
-            self.note("allocator", _LOST_EVENTS.format(count=lost_events))
+            self.note("allocator", _LOST_EVENTS.format(events=counted(lost_events, "event")))
         if losses + self.losses:
-            self.note("recorder", _LOST_ROWS.format(count=losses + self.losses))
+            self.note("recorder", _LOST_ROWS.format(rows=counted(losses + self.losses, "row")))
 
     def put_back(self, notes: Sequence[Note]) -> None:
         """Mark notes as unwritten again, because memory was too short to write them."""

@@ -34,6 +34,7 @@ from memwatch.replay.measure import measure_peak
 from memwatch.replay.program import Buffer, Program, pinned
 from memwatch.sizes import format_bytes
 from memwatch.text import ShownAsText
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,14 +83,13 @@ class ReplayResult(ShownAsText):
         peak = f"replayed: peak increase {format_bytes(self.peak_increase_bytes)}"
         if self.peak_increase_bytes != self.planned_bytes:
             peak += f" (planned {format_bytes(self.planned_bytes)})"
+        equal = counted(self.num_checked, "storage")
         if self.synthetic:
             checked = "synthetic inputs, nothing to compare"
         elif self.identical:
-            checked = f"{self.num_checked} storages bitwise equal"
+            checked = f"{equal} bitwise equal"
         elif not self.max_abs_diff and not self.differs_in:
-            checked = (
-                f"{self.num_checked} storages bitwise equal, but a random generator ends in another state"
-            )
+            checked = f"{equal} bitwise equal, but a random generator ends in another state"
         else:
             checked = f"largest difference {self.max_abs_diff:g}"
             if self.differs_in:

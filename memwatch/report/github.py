@@ -12,6 +12,7 @@ from memwatch.device_names import is_host
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
 from memwatch.words.places import current_folder
+from memwatch.words.processes import counted
 from memwatch.words.storages import short_site
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ def markdown(compared: Comparison, *, rows: int, root: Path, allowed_ratio: floa
         lines.append(f"| {' | '.join(cells)} |")
     rest = changed["delta_bytes"].iloc[rows:]
     if len(rest):
-        sites = "1 more site" if len(rest) == 1 else f"{len(rest):,} more sites"
-        lines += ["", f"{sites}: {_signed(rest.sum())}"]
+        lines += ["", f"{counted(len(rest), 'more site')}: {_signed(rest.sum())}"]
     return "\n".join([*lines, ""])
 
 

@@ -19,6 +19,7 @@ from memwatch.errors import MemwatchError
 from memwatch.planner.peak import StepKind, program_peak, simulate
 from memwatch.sizes import format_bytes
 from memwatch.words.places import short_place
+from memwatch.words.processes import counted
 from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def check_words(replayed: Replayed) -> str:
     if replayed.identical is None:
         return "made-up inputs of the recorded shapes, nothing to compare"
     if replayed.identical:
-        return f"{replayed.num_checked:,} storages bitwise equal"
+        return f"{counted(replayed.num_checked, 'storage')} bitwise equal"
     own = f"; two runs of the program differ by {replayed.tolerance:g}" if replayed.tolerance else ""
     return f"not identical: largest difference {replayed.max_abs_diff:g}{own}"
 

@@ -22,6 +22,7 @@ from memwatch.report.facts import (
 )
 from memwatch.sizes import format_bytes
 from memwatch.words.places import short_place
+from memwatch.words.processes import counted
 from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("allocations", made),
         ("workspaces", _known(figures["workspaces"], "{:,} of these")),
         ("frees", f"{figures['frees']:,}"),
-        ("live at the peak", f"{figures['live_at_peak']:,} storages"),
+        ("live at the peak", counted(figures["live_at_peak"], "storage")),
         ("findings", _known(figures["findings"])),
         ("device", figures["device"]),
         *_other_devices(figures),

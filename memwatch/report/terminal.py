@@ -51,7 +51,7 @@ from memwatch.words import summary as words
 from memwatch.words import ways
 from memwatch.words.findings import EDIT, holder_at
 from memwatch.words.places import short_place
-from memwatch.words.processes import reserved_at_peak_text
+from memwatch.words.processes import counted, reserved_at_peak_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,7 +68,7 @@ FIGURES_WIDTH: Final = 20
 """Characters that a size and a share take of a line."""
 GAP: Final = 2
 """Blanks between columns."""
-SCREEN_LINES: Final = 60
+SCREEN_LINES: Final = 50
 """Lines of a summary, if no number of rows is given: a guess. Output is often piped, to a place without a height."""
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
@@ -94,7 +94,7 @@ def summary(
 ) -> str:
     """Return the parts of the peak as text, what would lower it, and how a plan lowers it.
 
-    By default the text has at most 60 lines, where that is possible: code of up to 40 lines is always shown.
+    By default the text has at most 50 lines, where that is possible: code of up to 40 lines is always shown.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
@@ -103,7 +103,7 @@ def summary(
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
         rows: most rows of the tables of storages, modules, lines and holders, and most findings and notes; half as
-            many changes, but at least two. All categories are shown. By default as many as fit 60 lines.
+            many changes, but at least two. All categories are shown. By default as many as fit 50 lines.
         following: the last line, with the next step for the user. By default it is a call in Python; "" leaves it
             out.
 
@@ -125,7 +125,7 @@ def summary(
         if len(reading.notes):
             parts += ["", words.NOTES, *_notes(reading, content.rows)]
         if following != "":
-            parts += ["", Text(following or words.NEXT_CALL, style="dim")]
+            parts += ["", _commands(following) if following else Text(words.NEXT_CALL, style="dim")]
         return to_text(*(_title(part) for part in parts), width=line, color=color)
 
     if rows is not None:
@@ -388,6 +388,13 @@ def _holders(reading: Reading, rows: int, line: int) -> Table:
     return table
 
 
+def _commands(lines: str) -> Text:
+    """Return lines with commands that the user copies, whole: a wrapped command may not run."""
+    made = Code(lines, indent=0)
+    made.stylize("dim")
+    return made
+
+
 def _phases(reading: Reading) -> Text:
     sums = reading.at_peak.groupby("phase")["nbytes"].sum()
     idle = [
@@ -517,8 +524,10 @@ def _looks(reading: Reading) -> Text:
     count, time_ns = int(reading.meta.get("holder_samples", 0)), int(reading.meta.get("holder_samples_ns", 0))
     cut = int(reading.meta.get("holder_samples_cut", 0))
     known = words.KNOWN_BY.format(evidence=evidence_text(evidence_bytes(reading)))
+    if not cut:
+        return Text(known, style="dim")
     took = words.SEARCHED.format(count=count, time=format_duration(time_ns))
-    limit = words.CUT_SHORT.format(count=cut) if cut else ""
+    limit = words.CUT_SHORT.format(searches=counted(cut, "search"))
     return Text(f"{known}\n{took}{limit}", style="dim")
 
 

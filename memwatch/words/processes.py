@@ -153,8 +153,9 @@ def reserved_text(held: Reserved) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: `1 segment`, `2 segments`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return a number with its noun: `1 segment`, `2 segments`, `2 searches`."""
+    ending = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 LIVE: Final = "memwatch: {nbytes} were live on {device} when {what}{asked}"

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FINDINGS: Final = "Findings in {process}: memory that is alive without need, and its peak without it"
+LOWER_PEAKS: Final = ("process with a lower peak", "processes with lower peaks")
+MORE_DIFFER: Final = ("thing differs", "things differ")
+"""Of one, and of several."""
 HEADLINE: Final = "{worst} has the highest peak, {highest}: {share} above the mean of {count} ranks."
 HEADLINE_EQUAL: Final = "All {count} ranks have the same peak, {highest}."
 HEADLINE_EQUAL_PROCESSES: Final = "All {count} processes have the same peak, {highest}."

@@ -63,13 +63,13 @@ NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: `--rows 40` lists them, and prof.notes in Python"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
-LEAKS_COMMAND: Final = "To see what keeps growing, and what else stays: {command}"
-FIT_COMMAND: Final = "To measure the changes that fit can try, within a limit: {command}"
+LEAKS_COMMAND: Final = "To see what keeps growing, and what else stays:\n{command}"
+FIT_COMMAND: Final = "To measure the changes that fit can try, within a limit:\n{command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
 KNOWN_BY: Final = "How memwatch knows these holders: {evidence}"
 SEARCHED: Final = "memwatch searched for holders {count:,} x while the program ran: {time} in all"
-CUT_SHORT: Final = "; {count:,} searches reached their time limit and may have missed some"
+CUT_SHORT: Final = "; {searches} reached the time limit and may have missed some"
 
 ONLY_FOR_BACKWARD: Final = "Kept only for backward: "
 SAVED_ANYWAY: Final = (

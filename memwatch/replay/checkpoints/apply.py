@@ -20,6 +20,7 @@ from memwatch.replay.checkpoints.regions import module_regions, outer_writers
 from memwatch.replay.measure import measure_peak
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,8 +94,8 @@ class AppliedPlan:
         count = sum(self.saved.values())
         return (
             f"peak increase {format_bytes(self.peak_increase_bytes)}, budget {format_bytes(self.budget_bytes)}, "
-            f"extra cost {100 * self.extra_cost_ratio:.1f} %: {len(self.modules)} modules are checkpointed, "
-            f"and {count} of their results saved"
+            f"extra cost {100 * self.extra_cost_ratio:.1f} %: it checkpoints "
+            f"{counted(len(self.modules), 'module')} and saves {counted(count, 'result')} in them"
         )
 
 
