@@ -82,7 +82,10 @@ def test_colours_of_one_picture_are_apart(kind, least, vision):
 def test_no_phase_of_a_life_looks_like_a_category(vision):
     """A table shows both side by side."""
     phases, categories = (
-        {name: seen(np.array(VISIONS[vision]) @ light_of(colour)) for name, colour in colours_of(kind).items()}
+        {
+            name: seen(np.array(VISIONS[vision]) @ light_of(colour))
+            for name, colour in colours_of(kind).items()
+        }
         for kind in ("phase", "category")
     )
     near = {

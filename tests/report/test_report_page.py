@@ -234,13 +234,16 @@ def test_categories_have_one_order_on_the_page(shown, training):
     cells = shown.js(
         f"return {frames}.map((g) => g.__data__.data).filter((d) => d.level === 'category').map((d) => d.name)"
     )
-    legend = shown.js("return [...document.querySelectorAll('#key [data-group]')].map((b) => b.dataset.group)")
-    parts = shown.js(
-        "return [...document.querySelectorAll('#made-of [data-part-of-peak] > [data-category]')].map((p) => p.dataset.category)"
+    legend = shown.js(
+        "return [...document.querySelectorAll('#key [data-group]')].map((b) => b.dataset.group)"
     )
+    bar = "[...document.querySelectorAll('#made-of [data-part-of-peak] > [data-category]')]"
+    parts = shown.js(f"return {bar}.map((part) => part.dataset.category)")
     assert cells == [name for name in CATEGORIES if name in cells]
     assert legend == [name for name in CATEGORIES if name in legend]
-    assert parts[:-1] == [name for name in CATEGORIES if name in parts[:-1]]  # the last may be the small parts
+    assert parts[:-1] == [
+        name for name in CATEGORIES if name in parts[:-1]
+    ]  # the last may be the small parts
     sizes = training.at_peak.groupby("category")["nbytes"].sum()
     assert cells != list(sizes[cells].sort_values(ascending=False).index)
 
