@@ -71,6 +71,25 @@ def test_colours_of_one_picture_are_apart(kind, least, vision):
         for pair in itertools.combinations(there, 2)
     }
     assert {pair: distance for pair, distance in near.items() if distance < APART} == {}
+    if kind == "phase":  # no text stands on it
+        return
     dark = light_of(LABEL) @ XYZ[1]
     contrast = {name: (light_of(colour) @ XYZ[1] + 0.05) / (dark + 0.05) for name, colour in colours.items()}
     assert {name: ratio for name, ratio in contrast.items() if ratio < READABLE} == {}
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_no_phase_of_a_life_looks_like_a_category(vision):
+    """A table shows both side by side."""
+    phases, categories = (
+        {
+            name: seen(np.array(VISIONS[vision]) @ light_of(colour))
+            for name, colour in colours_of(kind).items()
+        }
+        for kind in ("phase", "category")
+    )
+    near = {
+        (phase, category): round(float(np.linalg.norm(phases[phase] - categories[category])), 1)
+        for phase, category in itertools.product(phases, categories)
+    }
+    assert {pair: distance for pair, distance in near.items() if distance < APART} == {}

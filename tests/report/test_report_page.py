@@ -6,6 +6,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
+from memwatch.kinds.roles import CATEGORIES
 from memwatch.report import html
 from memwatch.report.facts import repeated_layers
 from memwatch.sizes import format_bytes
@@ -225,6 +226,26 @@ def test_the_icicle_holds_the_whole_peak(shown, training):
     cells = shown.js(f"return {frames}.map((g) => [g.__data__.data.value, {inner}])")
     assert cells[0][0] == training.peak_bytes
     assert all(inner in (0, own) for own, inner in cells)
+
+
+def test_categories_have_one_order_on_the_page(shown, training):
+    """The bar of the peak, the legend of the curve and the icicle name them from left to right alike."""
+    frames = "[...document.querySelectorAll('#flame g.frame')].sort((a, b) => a.__data__.x0 - b.__data__.x0)"
+    cells = shown.js(
+        f"return {frames}.map((g) => g.__data__.data).filter((d) => d.level === 'category').map((d) => d.name)"
+    )
+    legend = shown.js(
+        "return [...document.querySelectorAll('#key [data-group]')].map((b) => b.dataset.group)"
+    )
+    bar = "[...document.querySelectorAll('#made-of [data-part-of-peak] > [data-category]')]"
+    parts = shown.js(f"return {bar}.map((part) => part.dataset.category)")
+    assert cells == [name for name in CATEGORIES if name in cells]
+    assert legend == [name for name in CATEGORIES if name in legend]
+    assert parts[:-1] == [
+        name for name in CATEGORIES if name in parts[:-1]
+    ]  # the last may be the small parts
+    sizes = training.at_peak.groupby("category")["nbytes"].sum()
+    assert cells != list(sizes[cells].sort_values(ascending=False).index)
 
 
 def test_the_keyboard_is_enough(shown):

@@ -55,9 +55,13 @@ def test_a_page_of_nothing_is_small_and_works(quiet, tmp_path):
     quiet.open(page)
     assert quiet.text("#peak-bytes") == "0 B"
     assert quiet.row_keys() == []
+    assert quiet.js("return document.getElementById('saved-share')") is None
     for tab in ("saved", "modules"):
         quiet.click(f"#tab-{tab}")
         assert quiet.row_keys() == []
+        assert not quiet.js("return document.querySelector('#panel table').checkVisibility()")
+    quiet.click("#tab-saved")
+    assert quiet.text("#table-summary") == "Autograd saved no tensors in this run."
 
 
 def test_a_million_events_make_a_page_under_six_megabytes(quiet, tmp_path):

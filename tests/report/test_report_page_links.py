@@ -249,16 +249,18 @@ def test_a_finding_leads_to_the_instant_at_which_it_is_largest(shown, reading):
 
 
 def test_own_lines_stand_beside_their_bytes(shown, reading):
-    """Each line of the program shows what it made of the live set; the line with most has the hottest margin."""
+    """Each line of the program shows what it made of the live set; the longest bar is that of the line with most."""
     rows = "[...document.querySelectorAll('#source tr[data-line]')]"
     told = shown.js(
         f"return {rows}.map((r) => [r.dataset.line, Number(r.querySelector('button')?.dataset.bytes ?? 0), "
-        "r.querySelector('.heat').dataset.heat, r.querySelector('.code').textContent])"
+        "Number(r.querySelector('.heat rect')?.getAttribute('width') ?? 0), r.querySelector('.code').textContent])"
     )
     sums = reading.at_peak.groupby("own_line")["nbytes"].sum()
     assert {line: nbytes for line, nbytes, *_ in told if nbytes} == sums[sums.index != ""].to_dict()
     hottest = max(told, key=lambda row: row[1])
-    assert hottest[2] == "5"
+    assert [width for _, _, width, _ in told] == pytest.approx(
+        [100 * nbytes / hottest[1] for _, nbytes, *_ in told]
+    )
     assert "model" in hottest[3]
 
 

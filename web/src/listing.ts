@@ -1,12 +1,11 @@
-// The section of the program's own lines, with the bytes of each and a heat in the margin.
-import { $, el, link } from "./dom.ts";
+// The section of the program's own lines, with the bytes of each and a bar in the margin.
+import { $, bar, el, link } from "./dom.ts";
 import { bytes, fileName, percent, placeOf } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { Finding } from "./model.ts";
 import { isPicked, pick } from "./pick.ts";
 import type { LineBytes, Sources } from "./sources.ts";
 
-const HEATS = 5;
 const OPEN_FILES = 2;
 const NONE: LineBytes = { own: 0, all: 0 };
 
@@ -54,12 +53,11 @@ export class Listing {
     if (number === null) return el("tr", { class: "gap" }, el("td", { colspan: 5, text: "⋯" }));
     const line = `${file}:${number}`;
     const { own, all } = found.get(line) ?? NONE;
-    const heat = own ? Math.max(1, Math.ceil((HEATS * own) / most)) : 0;
     const findings = this.#findings.flatMap(({ site, label }, index) => (site === line ? [link(`${label}, finding ${index + 1}`, () => pick("finding", index), { class: "link tag" })] : []));
     return el(
       "tr",
       { "data-line": line, "aria-current": isPicked("line", line) ? "true" : null },
-      el("td", { class: "heat", "data-heat": heat }),
+      el("td", { class: "heat" }, own ? bar(own / most) : ""),
       el("td", { class: "number" }, own ? link(bytes(own), () => pick("line", line, { toggle: true }), { "data-bytes": own, title: "show the storages that this line made" }) : ""),
       el("td", { class: "number muted", text: all ? bytes(all) : "" }),
       el("td", { class: "number muted", text: number }),

@@ -244,6 +244,7 @@ export class Page {
   #savedSummary(frame: Frame): (Node | string)[] {
     const { saved, totals } = this.#model;
     if (saved.share_ratio === null) return ["A memory snapshot does not record the tensors that autograd saves."];
+    if (!frame.rows && !saved.tensors) return ["Autograd saved no tensors in this run."];
     const only = saved.nbytes - saved.held_anyway_bytes;
     const layers = saved.layers ? ` ${saved.layers}.` : "";
     const told = marked(`${bytes(only)} (${percent(only, totals.peak_bytes)}) of the peak is saved only for backward. Backward also reads ${bytes(saved.held_anyway_bytes)} of parameters, inputs and other tensors that stay alive anyway.${layers} `);

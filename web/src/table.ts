@@ -143,6 +143,7 @@ export class Table {
   }
 
   static count(shown: number, all: number): string {
-    return shown === all ? `${whole(all)} rows` : `${whole(shown)} of ${whole(all)} rows`;
+    const rows = `${whole(all)} ${all === 1 ? "row" : "rows"}`;
+    return shown === all ? rows : `${whole(shown)} of ${rows}`;
   }
 }

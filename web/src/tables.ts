@@ -27,12 +27,12 @@ export class Tables {
   readonly #clearCell = el("button", { type: "button", id: "clear-cell", onclick: () => state.set({ cell: "" }) });
   readonly #clearPick = el("button", { type: "button", id: "clear-pick", onclick: () => state.set({ pick: "", cell: "" }) });
   readonly #wrap = el("input", { type: "checkbox", id: "wrap", onchange: () => state.set({ wrap: this.#wrap.checked ? "yes" : "" }, { push: false }) });
+  readonly #tools = el("div", { class: "tools" }, this.#clearPick, this.#clearCell, el("label", {}, this.#wrap, " Show long texts in full"), this.#count);
   #table: Table | undefined;
 
   constructor(views: Record<string, View>) {
     this.#views = views;
-    const tools = el("div", { class: "tools" }, this.#clearPick, this.#clearCell, el("label", {}, this.#wrap, " Show long texts in full"), this.#count);
-    this.#panel.append(this.#summary, tools, this.#holder);
+    this.#panel.append(this.#summary, this.#tools, this.#holder);
     $("tabs").append(...Object.entries(views).map(([name, view]) => this.#tab(name, view)));
   }
 
@@ -75,6 +75,7 @@ export class Tables {
     this.#table?.close();
     this.#table = table;
     this.#holder.replaceChildren(table.node);
+    this.#holder.hidden = this.#tools.hidden = frame.rows === 0; // the summary says why the table is empty
     table.show(view.arrange ? view.arrange(rows, q !== "") : rows, order, { atOnce: q !== "" || Boolean(focused?.startsWith("fold-")) }); // a search and the focus may be in any row
     if (focused) this.#panel.querySelector<HTMLElement>(`[data-focus="${CSS.escape(focused)}"]`)?.focus();
     return matched.length;

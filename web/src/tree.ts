@@ -53,9 +53,15 @@ function add(to: Node, tint: number, nbytes: number): void {
   to.bytesOf.set(tint, (to.bytesOf.get(tint) ?? 0) + nbytes);
 }
 
-function finish(of: Node): Cell {
-  const children = [...of.byKey.values()].map(finish);
-  children.sort((a, b) => b.value - a.value || (a.key < b.key ? -1 : 1));
+// Sorts by size; but categories have one order everywhere: in the bar of the peak, the curve, its legend and here.
+function order(colouring: Colouring): (a: Cell, b: Cell) => number {
+  const place = ({ level, name }: Cell) => (level === "category" && colouring.isCategory ? colouring.groups.indexOf(name) : 0);
+  return (a, b) => place(a) - place(b) || b.value - a.value || (a.key < b.key ? -1 : 1);
+}
+
+function finish(of: Node, inOrder: (a: Cell, b: Cell) => number): Cell {
+  const children = [...of.byKey.values()].map((each) => finish(each, inOrder));
+  children.sort(inOrder);
   // a module whose only content is another module shares its cell: `encoder.layers`
   if (of.level === "module" && children.length === 1 && children[0].level === "module" && of.key.startsWith("module<")) {
     const only = children[0];
@@ -83,7 +89,7 @@ export function buildTree(frame: Frame, levels: string[], name: string, lineage:
       }
     }
   }
-  return finish(root);
+  return finish(root, order(colouring));
 }
 
 // Returns the conditions that the rows of a cell fulfil: its own key and those of the cells above it.

@@ -135,7 +135,9 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "nbytes": saved.nbytes,
             "held_anyway_bytes": saved.held_anyway_bytes,
             "share_ratio": saved.share_ratio if is_recorded(reading, "saved tensors") else None,
-            "is_new": is_recorded(reading, "saved tensors") and not _is_a_part(saved.share_ratio, made_of),
+            "is_new": is_recorded(reading, "saved tensors")
+            and saved.share_ratio > 0
+            and not _is_a_part(saved.share_ratio, made_of),
             "tensors": len(reading.saved),
             "listed": blocks["saved"]["rows"],
             "layers": "" if layers is None else visible(str(layers)),
