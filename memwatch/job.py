@@ -160,7 +160,8 @@ def program_name() -> str:
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     if name == "__main__.py":
         name = os.path.basename(os.path.dirname(sys.argv[0]))
-    return "command" if name in ("", "-c", "-m") else name.removesuffix(".py")
+    # "-": the script comes from standard input
+    return "command" if name in ("", "-", "-c", "-m") else name.removesuffix(".py")
 
 
 def children_told() -> dict[str, Any]:

@@ -11,9 +11,10 @@ import ctypes
 import gc
 import itertools
 import os
+import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -92,11 +93,7 @@ def python_objects(at_start: PythonMemory) -> str:
         for name, (count, nbytes) in python_memory(keep_large=keep_large).by_type.items()
     }
     largest = sorted(grown, key=lambda name: -grown[name][1])[:_NAMED]
-    found = [
-        f"{grown[name][0]:+,} `{name}` ({format_bytes(grown[name][1])})"
-        for name in largest
-        if grown[name][1] > 0
-    ]
+    found = [_growth_of_type(name, *grown[name]) for name in largest if grown[name][1] > 0]
     # Few large objects may lie in a container that has too few entries to be found by its length.
     large_bytes = sum(nbytes for nbytes, _ in large)
     least_bytes = _LARGE_RATIO * max(nbytes for _, nbytes in grown.values())
@@ -118,6 +115,13 @@ def python_objects(at_start: PythonMemory) -> str:
         return "; ".join(found)
     growth_bytes = sum(nbytes for _, nbytes in grown.values() if nbytes > 0)
     return "; ".join([*found, *_containers(at_start, _LEAST_SHARE_OF_GROWTH * growth_bytes)])
+
+
+def _growth_of_type(name: str, more: int, nbytes: int) -> str:
+    if more >= 0:
+        return f"{more:+,} `{name}` ({format_bytes(nbytes)})"
+    # large objects have come, and more of the small ones have gone
+    return f"`{name}` +{format_bytes(nbytes)} (but {-more:,} objects fewer)"
 
 
 def _containers(at_start: PythonMemory, least_bytes: float) -> list[str]:
@@ -243,15 +247,27 @@ def _holders_of(targets: list[Any]) -> list[str]:
 
 
 def _words_of(steps: list[Any]) -> str:
-    """Return the path to an object without the places in containers, which differ from object to object."""
+    """Return the path to an object without what differs from object to object.
+
+    These are the places in containers, and the numbers of threads.
+    """
     from memwatch.kinds.edges import EdgeKind
+    from memwatch.words.edges import edge_phrase
 
     # the words for the base of an array have the array's shape, which differs too
     places = {EdgeKind.VALUE, EdgeKind.ITEM, EdgeKind.KEY, EdgeKind.MEMBER, EdgeKind.NUMPY_BASE}
-    named = [step.words for step in steps if step.edge.kind not in places]
-    return ", ".join(dict.fromkeys(named[:_NAMED])) or "a container without a name"
+    edges = [step.edge for step in steps if step.edge.kind not in places][:_NAMED]
+    named = [
+        edge_phrase(replace(edge, owner=replace(edge.owner, thread=_NUMBER.sub("*", edge.owner.thread))))
+        if edge.owner is not None
+        else edge_phrase(edge)
+        for edge in edges
+    ]
+    return ", ".join(dict.fromkeys(named)) or "a container without a name"
 
 
+_NUMBER: Final = re.compile(r"(?<=[-_])\d+")
+"""The number in the name of a thread, such as `Thread-7 (work)` or `ThreadPoolExecutor-0_3`."""
 _LEAST_ENTRIES: Final = 10_000  # a guess: objects of up to 512 bytes of a shorter list have less than 5 MiB
 _RUNS: Final = 64
 _ENTRIES_PER_RUN: Final = 4096

@@ -470,7 +470,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
 
 
 NEW_OBJECTS = """
-import array, io, sys, numpy as np, torch
+import array, io, sys, threading, numpy as np, torch
 from memwatch.monitor.examine import python_objects
 from memwatch.monitor.objects import python_memory
 
@@ -481,6 +481,7 @@ class Connection:
 connection, pages, text, samples = Connection(), io.BytesIO(), io.StringIO(), array.array("d", [1.0])
 text.write("x" * 100_000)
 pages.write(bytes(1 << 20))
+small_ones = [bytes([97, number % 256, number // 256]) for number in range(2000)]
 at_start = python_memory()
 exec(sys.argv[1])
 print(python_objects(at_start))
@@ -508,6 +509,23 @@ HOLDERS = {
     "a file of bytes that grows": ("`pages`", "pages.write(bytes(8 << 20))"),
     "a file of text that grows": ("`text`", "text.seek(0); text.write('x' * (8 << 20))"),
     "an array that grows": ("`samples`", "samples.extend(range(1 << 20))"),
+    "buffers of several threads": (
+        "8.00 MiB of this growth in 8 objects held by local `buffer` of work in thread 'Thread-* (work)'",
+        """
+done, started = threading.Event(), threading.Semaphore(0)
+def work():
+    buffer = bytearray(1 << 20)
+    started.release()
+    done.wait()
+for _ in range(8):
+    threading.Thread(target=work, daemon=True).start()
+    started.acquire()
+""",
+    ),
+    "fewer and larger bytes": (
+        " objects fewer)",
+        "del small_ones; large = [bytes(bytearray(1 << 20)) for _ in range(8)]",
+    ),
 }
 
 

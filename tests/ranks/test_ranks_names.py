@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from memwatch import job
-from memwatch.job import CHILDREN, JobPlace, named_for
+from memwatch.job import CHILDREN, JobPlace, named_for, program_name
 
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -83,3 +83,9 @@ def test_no_two_ranks_write_one_file(path, place, file):
     """Placeholders are replaced; a rank of many gets its number where none of them tells it apart, and its restart."""
     here = file.replace("HOST", socket.gethostname()).replace("PID", str(os.getpid()))
     assert named_for(place, path) == Path(here)
+
+
+@pytest.mark.parametrize("argument", ["", "-", "-c", "-m"])
+def test_a_program_without_a_file_has_a_name_that_is_no_option(argument, monkeypatch):
+    monkeypatch.setattr("sys.argv", [argument])
+    assert program_name() == "command"
