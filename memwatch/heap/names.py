@@ -53,7 +53,7 @@ def lacks_weak_slot(cls: type) -> bool:
     """
     if _WEAK_OFFSET(cls) or _ITEM_SIZE(cls):
         return False
-    return any("__slots__" in type_dict(base) for base in mro_of(cls))
+    return any(type_dict(base).get("__slots__") is not None for base in mro_of(cls))
 
 
 def class_place(cls: type) -> tuple[str | None, int | None]:

@@ -231,10 +231,10 @@ def test_a_long_container_hides_no_variable(kind):
 def test_the_summary_says_that_a_search_came_to_its_limit():
     with memwatch.profile() as prof:
         with_a_table([[[number]] for number in range(3000)], [])
-    assert "reached their time limit" in " ".join(prof.summary(color=False).split())
+    assert "reached the time limit" in " ".join(prof.summary(color=False).split())
     with memwatch.profile() as prof:
         with_a_table([[[number]] for number in range(10)], [])
-    assert "reached their time limit" not in " ".join(prof.summary(color=False).split())
+    assert "reached the time limit" not in " ".join(prof.summary(color=False).split())
 
 
 def test_other_threads_may_change_what_is_searched():
