@@ -21,6 +21,8 @@ class FindingRow:
         is_freed_after_last_use: True if the mended program frees the bytes right after their last use.
         is_mended_by_callers: True if the advice is for the program wherever the op runs: under `no_grad`, or with
             another optimizer.
+        is_way: True if the way of this name in `prof.ways` is the same change. For other kinds it is another change:
+            the finding `float32` is about copies, the way `float32` about a model in float64.
     """
 
     text: str
@@ -31,6 +33,7 @@ class FindingRow:
     del_order: int | None = None
     is_freed_after_last_use: bool = False
     is_mended_by_callers: bool = False
+    is_way: bool = False
 
 
 class FindingKind(str, Enum):
@@ -135,6 +138,7 @@ class FindingKind(str, Enum):
             "differently"
         ),
         is_mended_by_callers=True,
+        is_way=True,
     )
     # gradients filled with zeros instead of freed
     SET_TO_NONE = FindingRow(

@@ -166,7 +166,12 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return in_c
     if cut is not None and (added := _added(cut, path)) is not None:
         return added
-    if cut is not None and _is_of_weak_keys(cut, path):
+    # a dictionary with one entry does not grow: what grows is behind it
+    if (
+        cut is not None
+        and _is_of_weak_keys(cut, path)
+        and (_count_of(cut) != 1 or _of_most(cut, path) is cut)
+    ):
         return Remedy.WEAK_KEYS
     if cut is not None and _is_parameter_group(cut, path):
         return Remedy.OPTIMIZER_STATE
@@ -467,6 +472,8 @@ def _retained(edge: Edge) -> Remedy | None:
         return None  # the caller of a check passed this object in; the reference inside it says more
     if edge.kind is EdgeKind.CLOSURE_CELL and is_torchs_file(edge):
         return None  # a function that torch made: who keeps it can be changed
+    if edge.kind is EdgeKind.BOUND_SELF and edge.owner is not None and edge.owner.kind is VertexKind.BUILTIN:
+        return None  # a method in C, such as `tensor.zero_`: a `weakref.WeakMethod` of it raises TypeError
     return _table_of_torch(edge, state=True) or edge.kind.row.retained
 
 

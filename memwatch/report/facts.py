@@ -168,18 +168,13 @@ def evidence_bytes(reading: Reading) -> dict[str, int]:
     return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
 
 
-_IN_FINDINGS_TOO: Final = frozenset({"fused"})
-"""Kinds of ways whose change a finding of this kind asks for too. Elsewhere, equal words name different changes: the
-finding `float32` is about copies of tensors in a lower precision, and the way `float32` about models in float64."""
-
-
 def listed_ways(reading: Reading) -> pd.DataFrame:
     """Return `reading.ways` in the order for people: first the changes after which the program trains as before.
 
     Another optimizer often has the lowest peak of all, and it is the change that costs a user most. A change that a
     finding asks for, such as `fused`, is left out, because the finding has said it.
     """
-    told = {str(finding.kind) for finding in reading.findings} & _IN_FINDINGS_TOO
+    told = {str(finding.kind) for finding in reading.findings if finding.kind.row.is_way}
     ways = reading.ways[~reading.ways["kind"].isin(told)]
     is_other = ways["kind"].isin(tuple(OTHER_OPTIMIZERS))
     listed: pd.DataFrame = ways.loc[is_other.sort_values(kind="stable").index].reset_index(drop=True)

@@ -9,6 +9,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import memwatch
+from memwatch.analysis.findings.finding import Candidate
+from memwatch.analysis.holders.holder import Holder
+from memwatch.kinds.findings import FindingKind
+from memwatch.kinds.holders import HolderEvidence, HolderKind
 
 
 class Recurrent(nn.Module):
@@ -390,3 +394,11 @@ def test_a_narrower_copy_could_take_the_place_of_its_source():
 def test_a_source_that_the_op_before_saves_too_stays():
     """A tanh saves its result: no conversion can come before that."""
     assert "twice" not in kinds(_sines_of_two_dtypes(function=torch.tanh))
+
+
+def test_a_candidate_without_an_allocation_has_no_stretch_of_its_life():
+    """Two findings may not spare the same bytes."""
+    holder = Holder(HolderKind.AUTOGRAD_NODE, "copy", evidence=HolderEvidence.STRUCTURE)
+    both = Candidate(FindingKind.TWICE, holder, (), [1, 2], 8, spans=((1, 0, 5), (2, 3, 9)))
+    left = both.without({1})
+    assert (left.allocations, left.spans) == ([2], ((2, 3, 9),))

@@ -115,7 +115,7 @@ REMEDIES: dict[str, Remedy] = {
     "hook_per_call": Remedy.HOOK_PER_CALL,
     "module_hook_cycle": Remedy.CLOSURE_OF_OBJECT,
     "optimizer_state": Remedy.OPTIMIZER_STATE,
-    "param_groups": Remedy.ITEM,
+    "param_groups": Remedy.OPTIMIZER_STATE,
     "dataset_cache": Remedy.VALUE,
     "kept_grad_fn": Remedy.ITEM,
     "validation_outputs": Remedy.ITEM,
@@ -204,3 +204,23 @@ REMEDIES: dict[str, Remedy] = {
 
 NAMES = {"wrapped_again": "previous", "lambda_stored_on_self": "self", "module_hook_cycle": "model"}
 """The attribute or the variable that the advice names."""
+
+OF_OBJECTS = {
+    "data_frame",
+    "dataclass",
+    "frozen_settings",
+    "future_result",
+    "gradient_edges",
+    "iterator_that_waits",
+    "kept_grad_fn",
+    "pullbacks",
+    "returned_to_a_pool",
+    "scheduled_call",
+    "scripted_models",
+    "torch_future",
+    "undo_stack",
+    "value_of_a_generator",
+    "view_of_values",
+    "wrapped_again",
+}
+"""Programs that keep objects. Their advice does not offer to keep a number, which only a tensor has."""

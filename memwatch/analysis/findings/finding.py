@@ -57,7 +57,9 @@ class Candidate:
 
     def without(self, taken: Container[int]) -> Candidate:
         """Return this candidate without some allocations."""
-        return dataclasses.replace(self, allocations=[row for row in self.allocations if row not in taken])
+        allocations = [row for row in self.allocations if row not in taken]
+        spans = tuple(span for span in self.spans if span[0] not in taken)
+        return dataclasses.replace(self, allocations=allocations, spans=spans)
 
 
 def by_holder(

@@ -148,7 +148,8 @@ def _is_same_call(one: tuple[Call, ...], other: tuple[Call, ...], depth: int) ->
 def ends_of_casts(facts: Facts) -> dict[int, int]:
     """Return how many ops had started when autocast's cache let go of each converted parameter, by its storage.
 
-    If no end of a region was seen around a conversion, the result has the end of the outermost call of a module.
+    If no end of a region was seen around a conversion, the result has the end of the outermost call of a module. This
+    is a guess. It promises too high a peak rather than too low a one.
     """
     tables, made_by = facts.capture.tables, facts.allocations.op
     ops, uses, roles, calls = (tables[name] for name in ("ops", "uses", "roles", "calls"))
