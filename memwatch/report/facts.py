@@ -21,6 +21,7 @@ import pandas as pd
 from memwatch.analysis.tables import TEXT
 from memwatch.capture.columns import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
+from memwatch.kinds.findings import FindingKind
 from memwatch.kinds.roles import CATEGORY_OF, KEPT_ON_PURPOSE
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
@@ -174,7 +175,8 @@ def listed_ways(reading: Reading) -> pd.DataFrame:
     Another optimizer often has the lowest peak of all, and it is the change that costs a user most. A change that a
     finding asks for, such as `fused`, is left out, because the finding has said it.
     """
-    told = {str(finding.kind) for finding in reading.findings if finding.kind.row.is_way}
+    told = {str(finding.kind) for finding in reading.findings}
+    told &= {str(kind) for kind in FindingKind if kind.row.is_way}
     ways = reading.ways[~reading.ways["kind"].isin(told)]
     is_other = ways["kind"].isin(tuple(OTHER_OPTIMIZERS))
     listed: pd.DataFrame = ways.loc[is_other.sort_values(kind="stable").index].reset_index(drop=True)
