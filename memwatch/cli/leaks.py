@@ -3,11 +3,11 @@
 memwatch searches at the end of the program, and while it trains. At the end, a tensor is a leak if only a reference
 cycle or C++ code keeps it, so that the program cannot reach it. A tensor that the program's global variables, models or
 optimizers hold, or that the last optimizer step used, is not a leak. A tensor that anything else holds is one. While
-the program trains, a leak is a graph or a hook that each optimizer step, or each pass of a loop, leaves behind. These
-searches run after steps 4, 8, 16 and so on. They also run after passes 6, 11, 21 and so on, unless each pass has one
-step. They cover threads, the tasks of thread pools, and coroutines too. If there are leaks, the exit code is 1.
-Otherwise memwatch prints where it searched. Findings go to standard output, and remarks about the run to standard
-error. A program that fails ends as it would without memwatch, and its leaks are not judged.
+the program trains, a leak is a graph or a hook that each optimizer step, or each iteration of a loop, leaves behind.
+These searches run after steps 4, 8, 16 and so on. They also run after iterations 6, 11, 21 and so on, unless each
+iteration has one step. They cover threads, the tasks of thread pools, and coroutines too. If there are leaks, the exit
+code is 1. Otherwise memwatch prints where it searched. Findings go to standard output, and remarks about the run to
+standard error. A program that fails ends as it would without memwatch, and its leaks are not judged.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train

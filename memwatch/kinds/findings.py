@@ -56,12 +56,12 @@ class FindingKind(str, Enum):
         del_order=2,
         is_freed_after_last_use=True,
     )
-    # the same, from one pass of a loop into the next
+    # the same, from one iteration of a loop into the next
     ITERATION = FindingRow(
         "iteration",
-        "kept from the last pass",
-        ("keeps {nbytes} of the last pass through the loop, never used again, while the next pass runs"),
-        advice="drop it at the end of the loop's body (`del`), before the next pass makes it anew",
+        "kept from the last iteration",
+        ("keeps {nbytes} of the last iteration of the loop, never used again, while the next one runs"),
+        advice="drop it at the end of the loop's body (`del`), before the next iteration makes it anew",
         del_order=3,
         is_freed_after_last_use=True,
     )
@@ -160,11 +160,11 @@ class FindingKind(str, Enum):
     # models that a search makes one after the other
     MODELS = FindingRow(
         "models",
-        "models of earlier passes",
+        "models of earlier iterations",
         "keep {nbytes} that no later op uses",
         advice=(
-            "keep a score of each pass, or `state_dict()` of the best, and drop its model and optimizer "
-            "before the next pass; if one optimizer trains all of them, remove the earlier ones from its "
+            "keep a score of each iteration, or `state_dict()` of the best, and drop its model and optimizer "
+            "before the next iteration; if one optimizer trains all of them, remove the earlier ones from its "
             "`param_groups` and its `state`; `memwatch leaks` names what keeps them"
         ),
         is_freed_after_last_use=True,
@@ -212,9 +212,9 @@ class FindingKind(str, Enum):
     # every step leaves more behind
     GROWTH = FindingRow(
         "growth",
-        "grows with each pass",
-        "keeps {nbytes} of all passes of a loop, though each pass reads at most the newest",
-        advice="keep a number or a summary of each pass (`.item()`), or empty it",
+        "grows with each iteration",
+        "keeps {nbytes} of all iterations of a loop, though each reads at most the newest",
+        advice="keep a number or a summary of each iteration (`.item()`), or empty it",
     )
     # float32 copies that autograd saves
     FLOAT32 = FindingRow(

@@ -8,7 +8,7 @@ LAG_IN_CALL: Final = "compute what the call waits for first, and this right befo
 """The advice for values on the evaluation stack: arguments of a call that is not complete yet."""
 
 OUTPUT_OF_OBJECT: Final = "set it to None before backward(), or store only what you need of it there"
-"""The advice for a model's output in an attribute, which may also be the output of the previous pass."""
+"""The advice for a model's output in an attribute, which may also be the output of the previous iteration."""
 
 LAST_EXCEPTION: Final = (
     "clear sys.last_value, sys.last_exc and sys.last_traceback once the error is reported, "
@@ -23,15 +23,15 @@ LAST_USED: Final = "{advice} (last used at {site})"
 AND: Final = " and "
 FORWARD_AT: Final = "{advice} (the forward is at {site})"
 
-EARLIER_PASSES: Final = (
-    "keeps {nbytes} of earlier passes through the loop, never used again, while the next pass runs"
+EARLIER_ITERATIONS: Final = (
+    "keeps {nbytes} of earlier iterations of the loop, never used again, while the next iteration runs"
 )
-EMPTY_EACH_TIME: Final = "drop what a pass puts there at the end of the loop's body"
-"""The headline and the advice for what several passes left, instead of those for the last pass alone."""
+EMPTY_EACH_TIME: Final = "drop what an iteration puts there at the end of the loop's body"
+"""The headline and the advice for what several iterations left, instead of those for the last one alone."""
 
 ABOUT: Final = "about {nbytes}"
 """A peak that is estimated: what the mended program makes in its place was not recorded."""
-PER_ROUND: Final = "{headline}, +{rate} per pass"
+PER_ROUND: Final = "{headline}, +{rate} per iteration"
 """A headline, and what each micro-batch, token or step of an environment adds."""
 CHANGE: Final = "{headline}; {advice}"
 CHANGE_SENTENCE: Final = "It {change}."
@@ -58,7 +58,9 @@ GROWTH: Final = (
 MADE_AT: Final = ", at {line}"
 UNSEEN_GROWTH: Final = "memory that no recorded step made"
 
-EARLIER_MODELS: Final = "models, or parts of models, of {count} earlier passes, with their optimizer state,"
+EARLIER_MODELS: Final = (
+    "models, or parts of models, of {count} earlier iterations, with their optimizer state,"
+)
 GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_OF_TRAINED_FORWARD: Final = (
     "keep `.item()` or `.detach()` of its result, and leave the forward as it is: it also trains the model"

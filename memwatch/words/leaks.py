@@ -68,7 +68,7 @@ TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
 TOTAL_OF_ALL: Final = "{amounts} leaked ({groups})"
 NOTE: Final = "note: {sentence}"
 MAY_BE_FILLING: Final = (
-    "after one pass, growth looks the same as a window or a cache that is still filling; `find_leaks(fn)` repeats "
+    "after one run, growth looks the same as a window or a cache that is still filling; `find_leaks(fn)` repeats "
     "the call until it can decide"
 )
 FILLING_NOTE: Final = NOTE.format(sentence=MAY_BE_FILLING)
@@ -121,11 +121,11 @@ GROW_BY_ROUND: Final = "The program leaks {parts}. What keeps it, and what to ch
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
-OF_LOOP: Final = "pass"
+OF_LOOP: Final = "iteration"
 OF_POOL: Final = "task"
 OF_TEST: Final = "run"
 ROUND_OF_STEPS: Final = "optimizer step"
-ROUND_OF_LOOP: Final = "pass of the loop at {place}"
+ROUND_OF_LOOP: Final = "iteration of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
 LEFT_NOTHING: Final = (
     "{verdict}. memwatch does not judge what global variables, models and optimizers still hold at the end"
@@ -138,9 +138,9 @@ VERDICT_AT_END: Final = "no leaks at the end"
 VERDICT_BESIDE_KEPT: Final = "no certain leaks"
 VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
-    "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} passes (a loop "
+    "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} iterations (a loop "
     "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} steps "
-    "or {passes} passes, or call memwatch.find_leaks(step). For a loop that awaits tasks, decorate the `async` "
+    "or {passes} iterations, or call memwatch.find_leaks(step). For a loop that awaits tasks, decorate the `async` "
     "function of one task with `watch = memwatch.LeakWatch(every=10)`, and print `watch.report()` at the end"
 )
 STEPS_NOT_SEARCHED: Final = (
@@ -255,7 +255,7 @@ def _counted(kind: LeakKind, count: int) -> str:
 
 
 def round_phrase(place: RoundPlace | None) -> str:
-    """Return the name of a step of the optimizer, a pass of a loop, or a task of a thread pool."""
+    """Return the name of a step of the optimizer, an iteration of a loop, or a task of a thread pool."""
     if place is None:
         return ROUND_OF_STEPS
     template = ROUND_OF_POOL if place.is_task else ROUND_OF_LOOP

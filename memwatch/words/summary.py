@@ -21,7 +21,7 @@ HEADLINE_TWO_LINES: Final = (
 )
 """Where the second line made nearly as much."""
 HEADLINE_GROWTH: Final = (
-    "Memory grows by {rate} with each pass: {holder} keeps {nbytes} ({share} of the peak). "
+    "Memory grows by {rate} with each iteration: {holder} keeps {nbytes} ({share} of the peak). "
     "Without that, the peak would be {peak}."
 )
 """In place of `HEADLINE`: the parts of the peak say little while one of them grows."""
@@ -52,7 +52,7 @@ LINES: Final = "Lines that the memory at the peak comes from, with the backward 
 HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
 FINDINGS: Final = "Findings: memory that is alive without need. The peak may fall by less than these bytes"
 SMALL_GROWTH: Final = (
-    "Memory also grows a little: by {rate} with each pass, held by {holder}. "
+    "Memory also grows a little: by {rate} with each iteration, held by {holder}. "
     "`memwatch leaks` names the lines."
 )
 SMALL_FINDINGS: Final = (

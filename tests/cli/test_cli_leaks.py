@@ -527,7 +527,7 @@ def test_a_hook_of_each_pass_grows_though_the_loop_runs_again(removed, code, she
     (tmp_path / "program.py").write_text(IMPORTS + HOOK_PER_PASS.format(removed=removed))
     done = shell_memwatch("leaks", "program.py")
     assert done.returncode == code, done.stderr
-    assert ("\nhooks: 1 hook on each pass" in done.stdout) == bool(code)
+    assert ("\nhooks: 1 hook on each iteration" in done.stdout) == bool(code)
 
 
 IMPORTS = """
@@ -757,7 +757,7 @@ def test_a_hook_of_each_pass_grows(before, after, shell_memwatch, tmp_path):
     (tmp_path / "program.py").write_text(IMPORTS + HOOK_PER_CALL % (before, after))
     done = shell_memwatch("leaks", "program.py")
     assert done.returncode == (0 if before else 1)
-    assert ("hooks: 1 hook on each pass" in done.stdout) is not bool(before)
+    assert ("hooks: 1 hook on each iteration" in done.stdout) is not bool(before)
 
 
 NEEDED_BY_BACKWARD = """
@@ -865,7 +865,7 @@ def test_what_each_pass_adds_without_a_graph_is_named_and_not_judged(shell_memwa
     (tmp_path / "program.py").write_text(IMPORTS + INFERENCE % ".detach()")
     done = shell_memwatch("leaks", "program.py")
     kept, (verdict,) = findings(done), done.stderr.splitlines()
-    assert (done.returncode, kept.startswith("memory grew: each pass")) == (0, True)
+    assert (done.returncode, kept.startswith("memory grew: each iteration")) == (0, True)
     assert kept.endswith(f"advice: {advice(Remedy.ITEM)}")
     assert verdict.startswith("memwatch: no other leaks. ")
     assert "program.py:9 in predict added to local `outputs` of predict" in kept
@@ -1769,7 +1769,7 @@ def test_tensors_that_the_hooks_of_each_pass_keep_are_no_second_report(
     (tmp_path / "program.py").write_text(HOOKS_WITH_TENSORS.format(then=then))
     done = shell_memwatch("leaks", "program.py")
     assert done.returncode == code, done.stdout
-    assert ("hooks: 2 hooks on each pass" in done.stdout) == bool(code)
+    assert ("hooks: 2 hooks on each iteration" in done.stdout) == bool(code)
     assert ("memory grew" in done.stdout) == has_grown
     assert done.stdout.count("_forward_hooks") <= 2 * code  # in the headline and in the path
 

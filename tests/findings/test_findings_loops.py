@@ -210,8 +210,8 @@ def test_what_several_passes_left_is_not_said_to_be_of_the_last_pass():
     """Each pass leaves its last state; `del` of a single variable would not end that."""
     kept, dropped = serve(closes=False), serve(closes=True)
     [finding] = [each for each in kept.findings if "Session.opened" in each.holder]
-    assert "of earlier passes through the loop" in finding.advice
-    assert "drop what a pass puts there at the end of the loop's body" in finding.advice
+    assert "of earlier iterations of the loop" in finding.advice
+    assert "drop what an iteration puts there at the end of the loop's body" in finding.advice
     assert finding.together_peak_bytes - dropped.peak_bytes < WIDE
     assert not dropped.findings
 
@@ -223,7 +223,7 @@ def test_a_list_of_the_last_pass_is_said_to_be_of_the_last_pass():
             torch.stack(outs)
             sum(outs)
     [finding] = [each for each in prof.findings if each.kind == "iteration"]
-    assert "of the last pass through the loop" in finding.advice
+    assert "of the last iteration of the loop" in finding.advice
 
 
 class Pool:

@@ -69,7 +69,7 @@ def test_what_each_pass_leaves_in_a_container_is_growth(program, variable):
     """It has the container and the bytes of one pass, without a mark of any step."""
     (finding,) = [each for each in profiled(program, True).findings if each.kind == "growth"]
     assert finding.holder.startswith(variable)
-    assert "+1.00 MiB per pass" in finding.advice
+    assert "+1.00 MiB per iteration" in finding.advice
     assert finding.nbytes >= (PASSES - 2) * MIB
     assert "growth" not in kinds(profiled(program, False))
 
@@ -88,15 +88,15 @@ def test_growth_that_outlives_the_recording_is_growth():
 
     (finding,) = [each for each in profiled(rollout_into_history).findings if each.kind == "growth"]
     assert finding.holder.startswith("`history`")
-    assert "+1.00 MiB per pass" in finding.advice
+    assert "+1.00 MiB per iteration" in finding.advice
 
 
 def test_a_graph_that_each_micro_batch_keeps_tells_what_one_adds():
     """`entropy_of` saves its input, which `net` returned, and the input of GELU."""
     (finding,) = [each for each in profiled(micro_batches, True).findings if each.kind == "graph"]
     assert finding.holder.startswith("`output_lst`")
-    assert "+2.00 MiB per pass" in finding.advice
-    assert "per pass" not in " ".join(map(str, profiled(micro_batches, False).findings))
+    assert "+2.00 MiB per iteration" in finding.advice
+    assert "per iteration" not in " ".join(map(str, profiled(micro_batches, False).findings))
 
 
 def frames_with_their_graphs(keep):
@@ -112,8 +112,8 @@ def frames_with_their_graphs(keep):
 def test_a_layer_that_keeps_nothing_hides_no_other_layer_of_its_line():
     """Each pass keeps the input of both linear layers and that of GELU."""
     (finding,) = [each for each in profiled(frames_with_their_graphs, True).findings if each.kind == "graph"]
-    assert "+3.00 MiB per pass" in finding.advice
-    assert "per pass" not in " ".join(map(str, profiled(frames_with_their_graphs, False).findings))
+    assert "+3.00 MiB per iteration" in finding.advice
+    assert "per iteration" not in " ".join(map(str, profiled(frames_with_their_graphs, False).findings))
 
 
 def probes_with_their_graphs():
@@ -129,7 +129,7 @@ def probes_with_their_graphs():
 def test_a_pass_is_told_from_the_layers_of_one_line():
     """Each pass keeps the input and the result of both GELUs, and the small result of the last layer."""
     (finding,) = [each for each in profiled(probes_with_their_graphs).findings if each.kind == "graph"]
-    assert "+4.00 MiB per pass" in finding.advice
+    assert "+4.00 MiB per iteration" in finding.advice
 
 
 @torch.no_grad()
@@ -190,7 +190,7 @@ def test_a_list_that_each_step_fills_anew_is_no_series():
                 weight.data.sub_(grad, alpha=0.1)
 
     told = " ".join(map(str, profiled(program).findings))
-    assert "per pass" not in told
+    assert "per iteration" not in told
     assert "growth" not in kinds(profiled(program))
 
 
@@ -233,12 +233,12 @@ def test_several_results_of_one_line_in_a_pass_are_no_passes(steps):
     """The dictionary of gradients is bound anew in each step, so that two of them are alive at most."""
     found = profiled(gradients_of_samples, steps, False).findings
     assert "growth" not in [each.kind for each in found]
-    assert "per pass" not in " ".join(map(str, found))
+    assert "per iteration" not in " ".join(map(str, found))
 
 
 def test_a_list_of_the_gradients_of_each_step_grows_with_each_pass():
     found = profiled(gradients_of_samples, PASSES, True).findings
-    assert any("per pass" in each.advice for each in found if each.holder.startswith("`kept`"))
+    assert any("per iteration" in each.advice for each in found if each.holder.startswith("`kept`"))
 
 
 class State:
@@ -267,7 +267,7 @@ def test_states_that_refer_to_the_one_before_are_growth():
     (finding,) = [each for each in profiled(linked_states, True).findings if each.kind == "growth"]
     assert finding.holder.startswith("`state.previous.previous")
     assert finding.nbytes >= (PASSES - 2) * MIB
-    assert "+1.00 MiB per pass" in finding.advice
+    assert "+1.00 MiB per iteration" in finding.advice
     assert not [each for each in profiled(linked_states, False).findings if each.kind in ("growth", "output")]
 
 

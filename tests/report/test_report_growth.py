@@ -1,4 +1,4 @@
-"""While memory grows with each pass, the views say so first: other changes, and their code, come after that."""
+"""While memory grows with each iteration, the views say so first: other changes, and their code, come after that."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_summary_mentions_memory_that_grows_a_little():
     assert small.growth_bytes == 16 * 128 * 4
     assert not any(finding.growth_bytes for finding in prof.findings)
     told = " ".join(prof.summary().split())
-    assert "Memory also grows a little: by 8.00 KiB with each pass, held by" in told
+    assert "Memory also grows a little: by 8.00 KiB with each iteration, held by" in told
     assert "Memory grows by" not in told
     assert "`log.outputs`" in told
 

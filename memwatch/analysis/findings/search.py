@@ -509,7 +509,7 @@ def change_of(
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
     template = kind.row.headline
     if passes > 1:
-        template, advice = words.EARLIER_PASSES, words.EMPTY_EACH_TIME
+        template, advice = words.EARLIER_ITERATIONS, words.EMPTY_EACH_TIME
     headline = template.format(nbytes=format_bytes(nbytes))
     if rate_bytes:
         headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
