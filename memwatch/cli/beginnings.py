@@ -275,7 +275,9 @@ class Estimate:
         page = Path(
             options.page or (capture or Path(f"{program.name}.estimate")).with_suffix(".html")
         ).absolute()
-        make_room(capture, page if options.html else None, inputs=program.files(), force=options.force)
+        make_room(
+            capture=capture, page=page if options.html else None, inputs=program.files(), force=options.force
+        )
         outside = None if options.in_place or not (capture or options.html) else FilesOutside()
         files = _private_files(options, "estimate", "the script")
         # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and

@@ -155,7 +155,7 @@ class Report:
     def execute(options: argparse.Namespace) -> int:
         """Write the page and print its path; return 0."""
         page = options.output or options.capture.with_suffix(".html")
-        make_room(page, inputs=[options.capture], force=options.force)
+        make_room(page=page, inputs=[options.capture], force=options.force)
         reading = read(options.capture, options.device)
         reading.report(page, source=not options.no_source, force=options.force)
         emit_path(page)
@@ -270,7 +270,7 @@ class Merge:
     @staticmethod
     def execute(options: argparse.Namespace) -> int:
         """Print the summary and write the page; return 0."""
-        make_room(options.output, inputs=options.captures, force=options.force)
+        make_room(page=options.output, inputs=options.captures, force=options.force)
         from memwatch.ranks import merge
 
         ranks = merge(options.captures)
@@ -327,7 +327,7 @@ class Import:
             raise MemwatchError(
                 f"{target} is the input and cannot be the output too; name another output with -o"
             )
-        make_room(target, inputs=[options.snapshot], force=options.force)
+        make_room(capture=target, inputs=[options.snapshot], force=options.force)
         save(read_snapshot(options.snapshot, device=options.device), target, force=options.force)
         emit_path(target)
         say(f"next, type {command_line(*memwatch_command(), 'summary', target)}")
@@ -387,7 +387,7 @@ class Diff:
 
         growth = project_settings().get("limits.growth")
         allowed = growth if options.fail_above is None else options.fail_above
-        make_room(options.output, inputs=[options.old, options.new], force=options.force)
+        make_room(page=options.output, inputs=[options.old, options.new], force=options.force)
         with working("memwatch diff"):
             # the one is gone when the other is read: long runs need gigabytes
             old, *new = (

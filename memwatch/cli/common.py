@@ -26,18 +26,44 @@ if TYPE_CHECKING:
 _EXISTS: Final = "{} exists; choose another name with -o, or replace it with -f"
 
 
-def make_room(*outputs: Path | None, inputs: Iterable[str | os.PathLike[str]] = (), force: bool) -> None:
+def make_room(
+    *others: Path | None,
+    capture: Path | None = None,
+    page: Path | None = None,
+    inputs: Iterable[str | os.PathLike[str]] = (),
+    force: bool,
+) -> None:
     """Raise if an output cannot be written. Every verb calls it first, so that a long run does not fail at its end.
 
     Args:
-        outputs: the files that the verb writes; None for an optional file that is not wanted.
+        others: the files that the verb writes; None for an optional file that is not wanted.
+        capture: the capture that it writes. It replaces only a capture, so that `-o train.py` never costs a program.
+        page: the page that it writes. It replaces only an HTML page.
         inputs: the files that it reads.
         force: whether existing files may be replaced.
 
     Raises:
         OutputError: a file exists and `force` is False, is an input or another output, or its path cannot hold a file.
     """
-    check_outputs([path for path in outputs if path is not None], inputs=inputs, force=force, exists=_EXISTS)
+    outputs = [path for path in (capture, page, *others) if path is not None]
+    check_outputs(outputs, inputs=inputs, force=force, exists=_EXISTS)
+    if capture is not None:
+        _spare_others(capture, b"SQLite format 3\0", "a capture")
+    if page is not None:
+        _spare_others(page, b"<!doctype html>", "an HTML page")
+
+
+def _spare_others(path: Path, begins: bytes, kind: str) -> None:
+    """Raise if a file would be replaced that is of another kind. An empty file holds nothing to lose."""
+    try:
+        with path.open("rb") as file:
+            found = file.read(len(begins))
+    except OSError:  # there is none, or it may not be read: a link that leads nowhere is replaced itself
+        return
+    if found and found != begins:
+        raise OutputError(
+            f"{path} is not {kind}, so -f does not replace it; choose another name, or remove it first"
+        )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -83,7 +83,7 @@ class Attach:
 
         require_credentials()
         capture = (options.output or Path(f"attach.{options.pid}.memwatch")).absolute()
-        make_room(capture, force=options.force)
+        make_room(capture=capture, force=options.force)
         process = _process(options.pid)
         try:
             with _connect(process) as connection:

@@ -115,7 +115,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     page: Path | None = None
     if options.html:  # beside the capture it has that one's name
         page = (named_for(place, options.page) if options.page else capture.with_suffix(".html")).absolute()
-    make_room(capture, page, inputs=program.files(), force=options.force)
+    make_room(capture=capture, page=page, inputs=program.files(), force=options.force)
     again = memwatch_command()
     recording = recording_of(options, capture.absolute())
     recording.replaces_file = options.force

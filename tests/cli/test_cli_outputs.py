@@ -215,3 +215,25 @@ def test_run_writes_everything_before_sigterm_ends_it(folder, shell_memwatch):
     reading = memwatch.load(folder / "ended.memwatch")
     assert len(reading.ops) >= 11
     assert reading.meta["complete"] is False
+
+
+@pytest.mark.parametrize("words", [["run", "-o"], ["import", "-o"], ["report", "-o"], ["run", "--html="]])
+def test_force_replaces_captures_and_pages_and_no_other_file(folder, shell_memwatch, words):
+    """`-o` before the name of another script would cost that script."""
+    (folder / "other.py").write_text("print('mine')\n")
+    name = [f"{words[1]}other.py"] if words[1].endswith("=") else [words[1], "other.py"]
+    source = {"run": "train.py", "import": "dump.pickle", "report": "a.memwatch"}[words[0]]
+    assert (
+        main(["transform", str(folder / "a.memwatch"), "memory_viz", "-o", str(folder / "dump.pickle")]) == 0
+    )
+    done = shell_memwatch(words[0], "-f", *name, source)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "so -f does not replace it" in done.stderr
+    assert (folder / "other.py").read_text() == "print('mine')\n"
+
+
+def test_force_replaces_an_empty_file(folder, shell_memwatch):
+    """`mktemp` makes one."""
+    (folder / "made").touch()
+    assert shell_memwatch("run", "-f", "-o", "made", "train.py").returncode == 0
+    assert memwatch.load(folder / "made").peak_bytes > 0
