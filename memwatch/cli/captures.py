@@ -26,7 +26,7 @@ from memwatch.cli.common import (
 )
 from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
-from memwatch.output_files import write_whole
+from memwatch.output_files import OutputError, write_whole
 from memwatch.progress import working
 from memwatch.settings import project_settings
 from memwatch.sizes import format_bytes
@@ -155,7 +155,11 @@ class Report:
     def execute(options: argparse.Namespace) -> int:
         """Write the page and print its path; return 0."""
         page = options.output or options.capture.with_suffix(".html")
-        make_room(page=page, inputs=[options.capture], force=options.force)
+        try:
+            make_room(page=page, inputs=[options.capture], force=options.force)
+        except OutputError:
+            read(options.capture, options.device)  # of two errors, a file that is no capture comes first
+            raise
         reading = read(options.capture, options.device)
         reading.report(page, source=not options.no_source, force=options.force)
         emit_path(page)

@@ -153,8 +153,9 @@ def size(text: str) -> str:
 
 
 def size_of_device(text: str) -> str:
-    """Return the text of a size, or of a device and a size as `cuda:0=8GiB`."""
-    size(text.rpartition("=")[2])
+    """Return the text of a size above 0, or of a device and a size as `cuda:0=8GiB`."""
+    if not parse_bytes(size(text.rpartition("=")[2])):
+        raise argparse.ArgumentTypeError(f"{text!r} leaves no room for any tensor; give a size above 0")
     return text
 
 

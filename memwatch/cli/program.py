@@ -11,6 +11,7 @@ import builtins
 import io
 import itertools
 import os
+import re
 import sys
 import zipfile
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from importlib.util import find_spec
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from memwatch.cli.common import say
 from memwatch.errors import MemwatchError, linked_errors
 from memwatch.settings import own_code_folders, project_settings
 
@@ -48,7 +50,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     words = [_PAGE[:-1] if word.startswith(_PAGE) else word for word in argv]
     options, unknown = parser.parse_known_args(words)
     if unknown:  # told by the verb, whose usage has the options that there are
-        options.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
+        are_captures = all(word.endswith(".memwatch") for word in unknown)
+        hint = "; this verb reads one capture, `memwatch diff` compares two" if are_captures else ""
+        options.usage_error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if hasattr(options, "program"):
         first = len(argv) - len(options.program)
         options.program = list(argv[first:])
@@ -76,6 +80,25 @@ def chosen_program(options: argparse.Namespace) -> Program:
     form: Form = "module" if options.module else "command" if options.command else "script"
     return Program(form, words[0], tuple(words[1:]))
 
+
+def say_misplaced_option(options: argparse.Namespace, ended: object) -> None:
+    """Tell of an option of memwatch that stood behind the program and so went to it, if the program refused it.
+
+    Args:
+        options: the command line. Its usage has the verb's own options.
+        ended: the exception that ended the program. argparse and click exit with 2 at an option they do not know.
+    """
+    if not isinstance(ended, SystemExit) or ended.code != 2:
+        return
+    usage = str(options.usage_error.__self__.format_usage())
+    own = set(_OPTION.findall(usage.partition("[-m")[0]))  # the usage of the program follows
+    misplaced = next((word for word in options.program[1:] if word.partition("=")[0] in own), None)
+    if misplaced is not None:
+        say(f"`{misplaced}` went to the program; an option of memwatch comes before the program's name")
+
+
+_OPTION: Final = re.compile(r"(?<![\w-])--?\w[\w-]*")
+"""An option in a line of usage."""
 
 Form = Literal["script", "module", "command"]
 

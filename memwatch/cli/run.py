@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.common import command_line, make_room, memwatch_command, positive, say, size_of_device
-from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
+from memwatch.cli.program import (
+    PROGRAM_USAGE,
+    add_program,
+    chosen_program,
+    hide_own_frames,
+    say_misplaced_option,
+)
 from memwatch.cli.recording import (
     fill_options,
     leave_summary,
@@ -146,6 +152,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         ended = _run_inside(recording, run, capture.absolute(), write_page)
     if os.getpid() == process:  # a child that the program forked comes here too
         say_limits_without_device(options.limit)
+        say_misplaced_option(options, ended)
     return ended
 
 

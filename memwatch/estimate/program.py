@@ -273,7 +273,7 @@ def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None])
     if device not in (None, "cpu", "cuda"):
         known = ", ".join(card.name for card in CARDS)
         raise MemwatchError(
-            f"--device {device} cannot be pretended; give cpu, cuda, or one of the cards {known}"
+            f"--device {device} is no device that memwatch knows; give cpu, cuda, or one of the cards {known}"
         )
     remarks: dict[str, None] = {}
     num_found = min(num_ranks, _DEVICES_OF_A_HOST) if device == "cuda" else 0

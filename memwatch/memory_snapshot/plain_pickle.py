@@ -40,7 +40,9 @@ def read_plain_pickle(data: bytes) -> Any:
         return reader.run()
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise SnapshotError(
-            f"it is damaged or no pickle (byte {reader.at} of {len(data)}, {type(error).__name__})"
+            "it is no memory snapshot of torch, or it is damaged "
+            f"(byte {reader.at} of {len(data)}, {type(error).__name__}). "
+            "`torch.cuda.memory._dump_snapshot(FILE)` writes one"
         ) from error
 
 

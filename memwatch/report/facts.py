@@ -65,15 +65,17 @@ SHOWN_ELSEWHERE: Final = frozenset(
 )
 LABELS: Final = {
     "holder_samples": "searches for holders",
-    "holder_samples_cut": "searches cut short",
+    "holder_samples_cut": "searches that were cut short",
     "holder_samples_ns": "time of searches",
-    "intercept": "ops seen by",
+    "intercept": "interceptor",
     "reserved_bytes": "reserved by allocators",
-    "threads_before": "older threads",
-    "threads_at_work_before": "older threads that ran ops",
+    "threads_before": "threads before the block",
+    "threads_at_work_before": "of these, at work in it",
     "threads_unheard": "threads not recorded",
     "stacks": "call stacks",
-    "allocator": "allocator events",
+    "allocator": "events of the allocator",
+    "holders": "holders searched for",
+    "estimate": "on fake tensors",
 }
 DURATIONS: Final = ("holder_samples_ns",)
 """Entries that are nanoseconds."""

@@ -190,10 +190,11 @@ def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color:
         Text("Sizes of allocations", style="bold"),
         _draw_histogram(figures["histogram"]),
     ]
-    for title, key in (("Lines that allocated most", "top_lines"), ("Ops that allocated most", "top_ops")):
+    for kind, key in (("Line", "top_lines"), ("Op", "top_ops")):
         if figures[key] or figures["ops"] is not None:
             told = short_op if key == "top_ops" else short_place
-            parts += ["", Text(title, style="bold"), _draw_top(figures[key], told, line_width(width))]
+            top = _draw_top(figures[key], kind, told, line_width(width))
+            parts += ["", Text(f"{kind}s that allocated most", style="bold"), top]
     return to_text(*parts, width=width, color=color)
 
 
@@ -249,11 +250,11 @@ def _draw_histogram(histogram: list[list[int]]) -> Table:
     return table
 
 
-def _draw_top(rows: list[dict[str, Any]], told: Callable[[str], str], line: int) -> Table:
+def _draw_top(rows: list[dict[str, Any]], heading: str, told: Callable[[str], str], line: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Bytes", "Count", "Largest"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("Where", no_wrap=True, overflow="ellipsis")
+    for each in ("Bytes", "Count", "Largest"):
+        table.add_column(each, justify="right", no_wrap=True)
+    table.add_column(heading, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(
             format_bytes(row["nbytes"]),

@@ -237,3 +237,43 @@ def test_force_replaces_an_empty_file(folder, shell_memwatch):
     (folder / "made").touch()
     assert shell_memwatch("run", "-f", "-o", "made", "train.py").returncode == 0
     assert memwatch.load(folder / "made").peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        (["-o", "x.memwatch"], True),
+        (["--limit=3GiB"], True),
+        (["--lr", "1"], False),
+        (["-c", "config.py"], False),
+    ],
+)
+def test_an_option_of_memwatch_behind_a_program_that_refuses_it_is_told(
+    tmp_path, shell_memwatch, monkeypatch, words, is_told
+):
+    """The program gets it, and says only that it does not know it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    done = shell_memwatch("run", "train.py", *words)
+    assert done.returncode == 2
+    told = f"`{words[0]}` went to the program; an option of memwatch comes before the program's name"
+    assert (told in done.stderr) is is_told
+
+
+def test_a_limit_of_zero_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--limit", "0", "train.py"])
+    assert "leaves no room for any tensor" in capsys.readouterr().err
+
+
+def test_two_captures_for_a_verb_that_reads_one_lead_to_diff(capsys):
+    with pytest.raises(SystemExit):
+        main(["summary", "a.memwatch", "b.memwatch"])
+    assert "`memwatch diff` compares two" in capsys.readouterr().err
+
+
+def test_a_report_on_a_file_that_is_no_capture_says_so_before_the_page_that_exists(folder, capsys):
+    (folder / "notes.txt").write_text("no capture")
+    (folder / "notes.html").write_text("a page")
+    assert main(["report", str(folder / "notes.txt")]) == 1
+    assert "notes.html exists" not in capsys.readouterr().err

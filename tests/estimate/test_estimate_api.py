@@ -93,7 +93,7 @@ def test_an_unknown_card_is_refused_with_the_known_ones():
     ):
         Room.of("B9000")
     with pytest.raises(
-        MemwatchError, match=r"--device B9000 cannot be pretended; give cpu, cuda, or .* H100"
+        MemwatchError, match=r"--device B9000 is no device that memwatch knows; give cpu, cuda, or .* H100"
     ):
         memwatch.estimate(train, 1, device="B9000")
 

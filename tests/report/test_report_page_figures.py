@@ -209,11 +209,11 @@ def test_close_stays_in_view(shown):
 def test_the_facts_leave_out_what_every_run_has(whole_program):
     facts = dict(page_model(whole_program)["facts"])
     assert {"versions", "duration"} <= facts.keys()
-    assert {"ops seen by", "older threads that ran ops", "estimate", "recorder"}.isdisjoint(facts)
+    assert {"interceptor", "of these, at work in it", "on fake tensors", "recorder"}.isdisjoint(facts)
     reading = report_readings.empty()
     reading.meta |= {"intercept": "mode", "threads_unheard": 2, "holders": False, "estimate": False}
     facts = dict(page_model(reading)["facts"])
-    assert facts["ops seen by"] == "mode"
+    assert facts["interceptor"] == "mode"
     assert facts["threads not recorded"] == "2"
-    assert facts["holders"] == "no"
-    assert "estimate" not in facts
+    assert facts["holders searched for"] == "no"
+    assert "on fake tensors" not in facts
