@@ -7,10 +7,11 @@ copies that never run.
 
 from __future__ import annotations
 
+import dis
 import gc
 from collections import deque
 from itertools import islice
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import Tensor, nn
@@ -111,7 +112,8 @@ def names_in_one_call(objects: Iterable[Any], frame: FrameType | None) -> NamesI
     """Return expressions for some objects that lines of code can use in one place of the program.
 
     The place is the outermost call that can name all of them, or else the outermost that can name most of them. There
-    a line runs once, before the training loop of a function that this call calls.
+    a line runs once, before the training loop of a function that this call calls. A variable that a `for` loop binds
+    has no value there, so it names only an object that nothing else leads to.
 
     Args:
         objects: the objects.
@@ -119,19 +121,47 @@ def names_in_one_call(objects: Iterable[Any], frame: FrameType | None) -> NamesI
     """
     wanted = set(map(id, objects))
     best = NamesInCall("", {})
-    for call in reversed(list(running(frame))):
+    calls = list(running(frame))
+    bodies = {id(call.f_globals): call.f_code for call in calls if call.f_code.co_name == "<module>"}
+    for call in reversed(calls):
         file = call.f_code.co_filename
         if code_owner(file) is not CodeOwner.PROGRAM or is_test_runner_code(file):
             continue
         is_body = call.f_code.co_name == "<module>"
-        names = {} if is_body else _names_among(wanted, read_locals(call))
-        names = {**_names_among(wanted - names.keys(), call.f_globals), **names}
+        body = bodies.get(id(call.f_globals))
+        spaces = [] if is_body else [(read_locals(call), _bound_by_loops(call.f_code))]
+        spaces.append((call.f_globals, _bound_by_loops(body) if body is not None else set()))
+        names: dict[int, str] = {}
+        for are_bound_by_loops in (False, True):
+            for variables, bound in spaces:
+                chosen = {
+                    name: value
+                    for name, value in list(dict.items(variables))
+                    if _is_plain_name(name) and (name in bound) is are_bound_by_loops
+                }
+                names = {**_names_among(wanted - names.keys(), chosen), **names}
         if len(names) > len(best.names):
             function = "" if is_body else getattr(call.f_code, "co_qualname", call.f_code.co_name)
             best = NamesInCall(function, names)
         if len(names) == len(wanted):
             break
     return best
+
+
+def _bound_by_loops(code: CodeType) -> set[str]:
+    """Return the variables that the `for` loops of some code bind. Loops in its inner functions are not seen."""
+    bound: set[str] = set()
+    is_target = False
+    for each in dis.get_instructions(code):
+        if each.opname == "FOR_ITER":
+            is_target = True
+        elif is_target and each.opname.startswith("STORE_"):
+            # one instruction of Python 3.13 can store two variables, or store one and load another
+            names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+            bound.update(names[:1] if "LOAD" in each.opname else names)
+        elif not each.opname.startswith(("UNPACK_", "EXTENDED_ARG", "CACHE")):
+            is_target = False
+    return bound
 
 
 def _names_among(wanted: Collection[int], variables: dict[str, Any]) -> dict[int, str]:

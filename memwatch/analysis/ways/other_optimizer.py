@@ -55,9 +55,10 @@ def other_optimizers(facts: Facts, timeline: Timeline) -> list[OtherOptimizer]:
     """Return the optimizers that would keep less state; empty if there is no single optimizer with state.
 
     It is also empty if the optimizer steps in the backward. The lines would come after the hooks, which go on with the
-    former optimizer.
+    former optimizer. And it is empty if the optimizer reads sparse gradients: Adafactor and the momentum of SGD keep
+    dense state for them, or refuse them.
     """
-    if steps_in_backward(facts):
+    if steps_in_backward(facts) or _has_sparse_gradients(facts):
         return []
     allocations, phase = facts.allocations, facts.capture.tables["ops"]["phase"]
     roles = facts.capture.tables["roles"]
@@ -94,8 +95,18 @@ def other_optimizers(facts: Facts, timeline: Timeline) -> list[OtherOptimizer]:
     return found
 
 
+def _has_sparse_gradients(facts: Facts) -> bool:
+    """Return True if steps of an optimizer make sparse tensors, as they do of sparse gradients alone."""
+    ops = facts.capture.tables["ops"]
+    in_steps = np.unique(ops["name"][ops["phase"] == OPTIMIZER]).tolist()
+    return any(str(facts.strings[name]).startswith("aten._sparse_") for name in in_steps)
+
+
 def has_one_optimizer(facts: Facts) -> bool:
-    """Return True if all steps read gradients of the same parameters, or there is no step."""
+    """Return True if all steps read gradients of the same parameters, or there is no step.
+
+    Optimizers that step one right after the other count as one: together they read all gradients in each step.
+    """
     roles, uses, ops = (facts.capture.tables[name] for name in ("roles", "uses", "ops"))
     is_gradient = roles["role"] == _GRADIENT
     names = zip(roles["module"][is_gradient].tolist(), roles["name"][is_gradient].tolist(), strict=True)

@@ -262,7 +262,7 @@ class _Search:
 
     def _optimizer_lines(self, kind: str) -> str:
         """Return the lines of a kind for each optimizer of the program."""
-        return "".join(LINES[kind].format(optimizer=name) for name in self._optimizer_names())
+        return joined([LINES[kind].format(optimizer=name) for name in self._optimizer_names()])
 
     def _optimizer_names(self) -> list[str]:
         """Return the program's expressions for its optimizers, and `optimizer` for one without an expression."""
@@ -279,6 +279,7 @@ class _Search:
     def _optimizer_changes(self) -> list[_Change]:
         """Return the changes of the optimizer: its settings, another optimizer, and a step in the backward."""
         found = []
+        is_only_one = len(self._noted_optimizers()) <= 1
         for kind, text, decision, rows in (
             ("foreach", words.FOREACH, "", foreach_temporaries(self._facts)),
             ("fused", words.FUSED, words.ROUNDING, loop_temporaries(self._facts)),
@@ -298,11 +299,11 @@ class _Search:
                 lines=self._optimizer_lines(other.name),
                 is_alone=True,
             )
-            for other in other_optimizers(self._facts, self._timeline)
+            for other in (other_optimizers(self._facts, self._timeline) if is_only_one else [])
         ]
         step = step_in_backward(self._facts, self._timeline)
         # of two optimizers of one model, the first would take the gradients away from the second
-        if step is not None and len(self._noted_optimizers()) <= 1:
+        if step is not None and is_only_one:
             found.append(
                 _Change(
                     kind="step_in_backward",
