@@ -14,11 +14,9 @@ from pathlib import Path
 
 import pytest
 import scrambled_words
-from forked import run_forked
+from forked import MEMWATCH, run_forked
 from kept_objects import assert_memwatch_keeps_nothing
 from late_dynamo import put_in_place
-
-import memwatch
 
 pytest_plugins = ["pytester"]
 
@@ -26,11 +24,11 @@ if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
     scrambled_words.scramble()
 
 _SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin", "known_leaks", "monitor")
-_FIRST = ("leaks", "heap", "monitor")
+_FIRST = ("leaks", "heap")
 _LAST = (
     # these import pandas
     "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_devices.py", "test_heap_pause.py",
-    "plugin",
+    "monitor", "plugin",
     # these import torch's compiler
     "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_programs_training.py", "test_leaks_zoo.py",
     "test_leaks_advice_taken.py", "test_leaks_advice_last.py", "test_leaks_pipelining.py", "test_heap_graph.py",
@@ -86,7 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Run files that search the whole heap first, because the time of a search grows with the imported modules."""
     if most := config.getoption("--cases"):
         chosen = _sample(items, most)
-        if not hasattr(config, "workerinput"):  # a worker prints no count, and would keep them: 15,000 objects
+        # a worker of xdist would keep the items, 15,000 objects, for a count that it never prints
+        if not hasattr(config, "workerinput"):
             config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
         if all(_searches_whole_heap(item.path) for item in items):
@@ -161,21 +160,13 @@ def fresh_python(_forked_python):
     return functools.partial(_forked_python, "_fork_server")
 
 
-_MEMWATCH = f"""
-import sys
-from memwatch.cli import main
-sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
-sys.exit(main())
-"""
-
-
 @pytest.fixture
 def shell_memwatch(_forked_python):
     """Run `memwatch` in a process and an empty folder of its own."""
 
     def run(*words, **environment):
         server = "_leaks_fork_server" if words[:1] == ("leaks",) else "_fork_server"
-        return _forked_python(server, _MEMWATCH, *words, **environment)
+        return _forked_python(server, MEMWATCH, *words, **environment)
 
     return run
 

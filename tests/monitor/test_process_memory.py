@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 
-import pandas as pd
 import psutil
 import pytest
 
@@ -38,6 +37,8 @@ def test_the_printed_table_has_the_bytes_with_units():
 
 
 def test_what_pandas_makes_of_the_table_is_a_plain_frame():
+    import pandas as pd
+
     table = memwatch.process_memory(children=False)
     for made in (table[["row", "nbytes"]], table.sort_values("row"), table.head(2), table.copy()):
         assert type(made) is pd.DataFrame
