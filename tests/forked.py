@@ -6,6 +6,17 @@ import json
 import os
 import subprocess
 import textwrap
+from pathlib import Path
+
+import memwatch
+
+MEMWATCH = f"""
+import sys
+from memwatch.cli import main
+sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
+sys.exit(main())
+"""
+"""The program that runs `memwatch` with its arguments."""
 
 
 def run_forked(server, code, *arguments, folder, outputs, whole_end=False, **environment):

@@ -164,7 +164,7 @@ def test_losses_kept_with_their_graphs_grow_with_each_step(ending, name, shell_m
 
 
 def test_a_leak_is_found_among_frozen_objects(shell_memwatch, tmp_path):
-    """gc lists none of the objects that were there when the program called `gc.freeze`."""
+    """Gc lists none of the objects that were there when the program called `gc.freeze`."""
     (tmp_path / "program.py").write_text("import gc\ngc.freeze()" + LOOP + LEAKING)
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stderr) == (1, "")
