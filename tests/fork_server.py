@@ -78,6 +78,8 @@ def become(program: dict) -> dict:
     os.environ.update(program["environment"])
     sys.argv = ["-c", *program["arguments"]]
     sys.path[0] = ""
+    if program["unfrozen"]:
+        gc.unfreeze()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     return main.__dict__
