@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python -m
 CASES ?= 1
 PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q --cases=$(CASES)
 # These search the whole heap, many times: in a process that has not imported what the other tests import.
-HEAP_TESTS := tests/leaks tests/heap tests/plugin tests/known_leaks
+HEAP_TESTS := tests/leaks tests/heap tests/monitor tests/plugin tests/known_leaks
 # Workers and the processes that tests start import hundreds of modules: one compiles them for all.
 export PYTHONDONTWRITEBYTECODE :=
 # Two workers, two cores: a second thread in each waits for the other, and doubles the time of the tests.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -13,11 +14,9 @@ from pathlib import Path
 
 import pytest
 import scrambled_words
-from forked import run_forked
+from forked import MEMWATCH, run_forked
 from kept_objects import assert_memwatch_keeps_nothing
 from late_dynamo import put_in_place
-
-import memwatch
 
 pytest_plugins = ["pytester"]
 
@@ -25,11 +24,11 @@ if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
     scrambled_words.scramble()
 
 _SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin", "known_leaks", "monitor")
-_FIRST = ("leaks", "heap", "monitor")
+_FIRST = ("leaks", "heap")
 _LAST = (
     # these import pandas
     "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_devices.py", "test_heap_pause.py",
-    "plugin",
+    "monitor", "plugin",
     # these import torch's compiler
     "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_programs_training.py", "test_leaks_zoo.py",
     "test_leaks_advice_taken.py", "test_leaks_advice_last.py", "test_leaks_pipelining.py", "test_heap_graph.py",
@@ -85,7 +84,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Run files that search the whole heap first, because the time of a search grows with the imported modules."""
     if most := config.getoption("--cases"):
         chosen = _sample(items, most)
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        # a worker of xdist would keep the items, 15,000 objects, for a count that it never prints
+        if not hasattr(config, "workerinput"):
+            config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
         if all(_searches_whole_heap(item.path) for item in items):
             put_in_place()
@@ -118,11 +119,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def _fork_server(pytestconfig):
+@contextlib.contextmanager
+def _started_fork_server(config, *options):
     """Start the process of `fork_server.py`."""
-    command = [sys.executable, Path(__file__).with_name("fork_server.py")]
-    if pytestconfig.getoption("--cases"):
+    command = [sys.executable, Path(__file__).with_name("fork_server.py"), *options]
+    if config.getoption("--cases"):
         command.append("--late-dynamo")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
@@ -130,29 +131,44 @@ def _fork_server(pytestconfig):
         process.stdin.close()
 
 
-@pytest.fixture
-def fresh_python(_fork_server, tmp_path, tmp_path_factory):
-    """Run code with arguments as `python -c` does, in a process and an empty folder of its own, but quickly."""
+@pytest.fixture(scope="session")
+def _fork_server(pytestconfig):
+    with _started_fork_server(pytestconfig) as process:
+        yield process
 
-    def run(code, *arguments, **environment):
-        outputs = tmp_path_factory.mktemp("outputs")
-        return run_forked(_fork_server, code, *arguments, folder=tmp_path, outputs=outputs, **environment)
+
+@pytest.fixture(scope="session")
+def _leaks_fork_server(pytestconfig):
+    with _started_fork_server(pytestconfig, "--for-leaks") as process:
+        yield process
+
+
+@pytest.fixture
+def _forked_python(request, tmp_path, tmp_path_factory):
+    """Run code with arguments in a fork of the process of a fixture, which starts when it is first named."""
+
+    def run(server, code, *arguments, **environment):
+        places = {"folder": tmp_path, "outputs": tmp_path_factory.mktemp("outputs")}
+        return run_forked(request.getfixturevalue(server), code, *arguments, **places, **environment)
 
     return run
 
 
-_MEMWATCH = f"""
-import sys
-from memwatch.cli import main
-sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
-sys.exit(main())
-"""
+@pytest.fixture
+def fresh_python(_forked_python):
+    """Run code with arguments as `python -c` does, in a process and an empty folder of its own, but quickly."""
+    return functools.partial(_forked_python, "_fork_server")
 
 
 @pytest.fixture
-def shell_memwatch(fresh_python):
+def shell_memwatch(_forked_python):
     """Run `memwatch` in a process and an empty folder of its own."""
-    return functools.partial(fresh_python, _MEMWATCH)
+
+    def run(*words, **environment):
+        server = "_leaks_fork_server" if words[:1] == ("leaks",) else "_fork_server"
+        return _forked_python(server, MEMWATCH, *words, **environment)
+
+    return run
 
 
 @pytest.fixture(autouse=True, scope="module")

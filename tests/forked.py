@@ -6,9 +6,20 @@ import json
 import os
 import subprocess
 import textwrap
+from pathlib import Path
+
+import memwatch
+
+MEMWATCH = f"""
+import sys
+from memwatch.cli import main
+sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
+sys.exit(main())
+"""
+"""The program that runs `memwatch` with its arguments."""
 
 
-def run_forked(server, code, *arguments, folder, outputs, whole_end=False, **environment):
+def run_forked(server, code, *arguments, folder, outputs, whole_end=False, unfrozen=False, **environment):
     """Run code as `python -c` does, in a process of its own; return the same as `subprocess.run`.
 
     Args:
@@ -18,6 +29,7 @@ def run_forked(server, code, *arguments, folder, outputs, whole_end=False, **env
         folder: where it runs.
         outputs: where its stdout and stderr are kept.
         whole_end: end it as every process ends, also beyond its last exit handler, where `fork_server.py` stops.
+        unfrozen: let gc list all objects, for a program that searches the heap.
         **environment: environment variables that differ from this process's.
     """
     request = {
@@ -25,6 +37,7 @@ def run_forked(server, code, *arguments, folder, outputs, whole_end=False, **env
         "arguments": arguments,
         "folder": str(folder),
         "whole_end": whole_end,
+        "unfrozen": unfrozen,
     }
     request["environment"] = {**os.environ, **environment}
     request |= {name: str(outputs / name) for name in ("stdout", "stderr")}

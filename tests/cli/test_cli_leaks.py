@@ -57,10 +57,10 @@ def test_a_program_that_keeps_only_its_own_names_is_clean(command):
     assert "global `history`" in not_judged
 
 
-def test_what_outlives_the_program_is_named(command, tmp_path):
+def test_what_outlives_the_program_is_named(shell_memwatch, tmp_path):
     """Cycles that gc cannot free and tensors parked elsewhere are reported with kind and holder; exit code 1."""
     (tmp_path / "program.py").write_text(TRAINING + HOOK + PARKED)
-    done = command(sys.executable, "-m", "memwatch", "leaks", "program.py")
+    done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stderr) == (1, "")
     for kind, holder in (("uncollectable:", "`y`"), ("retained:", "parked")):
         assert kind in done.stdout
@@ -161,6 +161,14 @@ def test_losses_kept_with_their_graphs_grow_with_each_step(ending, name, shell_m
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("The program leaks ")
     assert f"`{name}`" in done.stdout
+
+
+def test_a_leak_is_found_among_frozen_objects(shell_memwatch, tmp_path):
+    """Gc lists none of the objects that were there when the program called `gc.freeze`."""
+    (tmp_path / "program.py").write_text("import gc\ngc.freeze()" + LOOP + LEAKING)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "`history`" in done.stdout
 
 
 BOUNDED_RESULTS = """

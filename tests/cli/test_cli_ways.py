@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import pytest
 
 from memwatch.cli import main
 
@@ -23,19 +21,23 @@ for _ in range(2):
 MLP = "nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))"
 
 
-def summary_of(block, folder, capsys):
+@pytest.fixture
+def summary_of(shell_memwatch, tmp_path, capsys):
     """Return the summary of a recorded script."""
-    (folder / "train.py").write_text(TRAINING.format(block=block))
-    command = [sys.executable, "-m", "memwatch", "run", "-o", "train.memwatch", "train.py", "--epochs", "2"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert main(["summary", str(Path(folder) / "train.memwatch")]) == 0
-    return capsys.readouterr().out
+
+    def run(block):
+        (tmp_path / "train.py").write_text(TRAINING.format(block=block))
+        done = shell_memwatch("run", "-o", "train.memwatch", "train.py", "--epochs", "2")
+        assert done.returncode == 0, done.stderr
+        assert main(["summary", str(tmp_path / "train.memwatch")]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_a_summary_ends_with_the_command_that_measures_its_ways(tmp_path, capsys):
+def test_a_summary_ends_with_the_command_that_measures_its_ways(summary_of):
     """The limit is the lowest peak that was simulated, and the script has its arguments."""
-    told = summary_of(MLP, tmp_path, capsys)
+    told = summary_of(MLP)
     assert "What would lower the peak" in told
     *_, heading, command = told.splitlines()
     assert heading == "To measure the changes that fit can try, within a limit:"
@@ -44,8 +46,8 @@ def test_a_summary_ends_with_the_command_that_measures_its_ways(tmp_path, capsys
     )  # whole, also where it exceeds the line
 
 
-def test_the_command_is_left_out_if_it_measures_none_of_the_ways(tmp_path, capsys):
+def test_the_command_is_left_out_if_it_measures_none_of_the_ways(summary_of):
     """Checkpoints of layers that save little but their inputs lower nothing, and `fit` does not split the batch."""
-    told = summary_of("nn.LayerNorm(128)", tmp_path, capsys)
+    told = summary_of("nn.LayerNorm(128)")
     assert "split the batch in" in told
     assert "fit --limit" not in told

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from memwatch.fit.live_bytes import LiveBytes
@@ -26,10 +23,9 @@ for _ in range(5):
 
 
 @pytest.mark.parametrize("to_number", ["", ".item()"])
-def test_a_script_that_leaks_a_graph_in_each_step_is_told_so(to_number, tmp_path):
+def test_a_script_that_leaks_a_graph_in_each_step_is_told_so(to_number, shell_memwatch, tmp_path):
     (tmp_path / "train.py").write_text(TRAINING.format(to_number=to_number))
-    command = [sys.executable, "-m", "memwatch", "fit", "--limit", "1GiB", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = shell_memwatch("fit", "--limit", "1GiB", "train.py")
     assert done.returncode == 0, done.stderr
     assert ("memwatch leaks" in done.stdout) == (not to_number)
 

@@ -21,7 +21,7 @@ assert "pandas" not in sys.modules
 
 def test_no_file_of_heap_tests_imports_the_compiler_or_pandas_when_it_is_collected():
     tests = Path(__file__).parents[1]
-    folders = [str(tests / name) for name in ("leaks", "heap", "plugin", "known_leaks")]
+    folders = [str(tests / name) for name in ("leaks", "heap", "monitor", "plugin", "known_leaks")]
     run = subprocess.run(
         [sys.executable, "-c", COLLECT, *folders], capture_output=True, text=True, check=False
     )

@@ -66,7 +66,7 @@ print(json.dumps(found))
 def datasets(_fork_server, tmp_path_factory):
     """Read the process when two workers have read a dataset, and its twin without objects to copy."""
     folder, outputs = (tmp_path_factory.mktemp(name) for name in ("program", "outputs"))
-    done = run_forked(_fork_server, PROGRAM, folder=folder, outputs=outputs)
+    done = run_forked(_fork_server, PROGRAM, folder=folder, outputs=outputs, unfrozen=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -22,7 +22,7 @@ def _imports():
 
     Not before the first of these tests: the heaps that earlier tests search stay small.
     """
-    import hypothesis.strategies  # noqa: F401
+    import networkx  # noqa: F401  # for the first leak that one pass finds: half a second in each inner session
     import torch.nn.utils.parametrizations  # noqa: F401
 
     from memwatch import report  # noqa: F401

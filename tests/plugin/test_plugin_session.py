@@ -218,6 +218,8 @@ def test_expected_failures_and_skips(session):
 
 def test_doctests_and_hypothesis(session, pytester):
     """Doctests are untouched; a property is one body, all its examples included."""
+    import hypothesis.strategies  # noqa: F401  # pytester would make an inner session forget it
+
     pytester.makepyfile(module_with_doc='"""Doc.\n\n>>> import torch; torch.ones(1).item()\n1.0\n"""\n')
     result = session(
         """

@@ -5,11 +5,10 @@ from __future__ import annotations
 import collections
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked import MEMWATCH, run_forked
 from torch import nn
 
 import memwatch
@@ -39,12 +38,12 @@ STAYS = "log.losses.append(model(torch.randn(256, 128)).mean().item())"
 
 
 @pytest.fixture(scope="module", params=[GROWS, STAYS], ids=["grows", "stays"])
-def recorded(request, tmp_path_factory):
-    """Return whether memory grows, the folder, and the capture of a training."""
-    folder = tmp_path_factory.mktemp("growth")
+def recorded(request, _fork_server, tmp_path_factory):
+    """Return whether memory grows, and the capture of a training."""
+    folder, outputs = (tmp_path_factory.mktemp(name) for name in ("growth", "outputs"))
     (folder / "train.py").write_text(TRAINING.format(line=request.param))
-    command = [sys.executable, "-m", "memwatch", "run", "-o", "train.memwatch", "train.py"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    words = ("run", "-o", "train.memwatch", "train.py")
+    run_forked(_fork_server, MEMWATCH, *words, folder=folder, outputs=outputs).check_returncode()
     return request.param == GROWS, folder / "train.memwatch"
 
 
@@ -243,10 +242,9 @@ for _ in range(3):
 
 
 @pytest.mark.words
-def test_the_summary_shows_the_line_to_change_as_the_page_does(tmp_path, monkeypatch):
+def test_the_summary_shows_the_line_to_change_as_the_page_does(shell_memwatch, tmp_path, monkeypatch):
     (tmp_path / "steps.py").write_text(STEPS)
-    command = [sys.executable, "-m", "memwatch", "run", "-o", "steps.memwatch", "steps.py"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    shell_memwatch("run", "-o", "steps.memwatch", "steps.py").check_returncode()
     monkeypatch.chdir(tmp_path)
     reading = memwatch.load("steps.memwatch")
     assert reading.findings[0].kind == "fused"
