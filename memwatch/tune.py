@@ -483,8 +483,9 @@ def _earlier(each: EarlierLine) -> str:
     tensors = "tensor" if each.count == 1 else f"{each.count} tensors"
     holder = f", held by {each.holder}" if each.holder else ""
     return (
-        f"Segments are split by the {tensors} of {short_place(each.line)} ({format_bytes(each.nbytes)}{holder}): made "
-        f"before all others, the default reserves {format_bytes(each.most_reserved_bytes)} at most."
+        f"Segments are split by the {tensors} of {short_place(each.line)} ({format_bytes(each.nbytes)}{holder}). "
+        f"If you make {'it' if each.count == 1 else 'them'} before all others, the default reserves "
+        f"{format_bytes(each.most_reserved_bytes)} at most."
     )
 
 

@@ -87,10 +87,10 @@ def unrecorded_steps(facts: Facts) -> str:
 
 def not_memory(facts: Facts) -> ObserverEffect | None:
     """Return a note if there were fake or meta tensors: they take no memory; an estimate counts nothing else."""
-    if facts.capture.meta.get("estimate"):
+    if _is_estimate(facts):
         text = (
-            "the block was entered under a FakeTensorMode, so these figures estimate what its tensors would take, "
-            "without the workspace of kernels"
+            "the tensors are fake and take no memory: the tables count the bytes of real tensors of these sizes. They "
+            "leave out the workspace of kernels"
         )
         return ObserverEffect((), 0, text)
     allocations = facts.allocations
@@ -138,10 +138,15 @@ def _formulas(facts: Facts) -> list[ObserverEffect]:
         for packet in _unique(where[affected]):
             nbytes = _born_in(facts, affected & (where == packet))
             phase = "backward" if formulas is BACKWARD else "forward"
-            text = (
-                f"under a dispatch mode the {phase} of {packet} {formulas[packet]} "
-                f"(it allocated {format_bytes(nbytes)}); intercept='key' leaves it alone"
-            )
+            if _is_estimate(facts):
+                text = _too_high(
+                    nbytes, f"torch computes the {phase} of {packet} in another way than in a real run"
+                )
+            else:
+                text = (
+                    f"under a dispatch mode the {phase} of {packet} {formulas[packet]} "
+                    f"(it allocated {format_bytes(nbytes)}); intercept='key' leaves it alone"
+                )
             found.append(ObserverEffect((packet,), nbytes, text))
     return sorted(found, key=lambda effect: -effect.nbytes)
 
@@ -160,6 +165,9 @@ def _gradient_sums(facts: Facts) -> list[ObserverEffect]:
     if not sums.any():
         return []
     nbytes = _born_in(facts, sums)
+    if _is_estimate(facts):
+        difference = "autograd makes a new tensor for each sum of gradients, and a real run adds in place"
+        return [ObserverEffect((_ADD,), nbytes, _too_high(nbytes, difference))]
     text = (
         f"under a dispatch mode autograd adds gradients out of place: {int(sums.sum())} sums for tensors used "
         f"more than once allocated {format_bytes(nbytes)}; intercept='key' lets it add in place"
@@ -186,6 +194,15 @@ def _sparse_gradients(facts: Facts) -> list[ObserverEffect]:
         f"{format_bytes(nbytes)}; intercept='key' lets them take the gradients over"
     )
     return [ObserverEffect((_CLONE,), nbytes, text)]
+
+
+def _is_estimate(facts: Facts) -> bool:
+    return bool(facts.capture.meta.get("estimate"))
+
+
+def _too_high(nbytes: int, difference: str) -> str:
+    """Return the effect of the mode on an estimate. Only a mode sees the ops of fake tensors: no option helps."""
+    return f"these figures can be up to {format_bytes(nbytes)} too high: in an estimate, {difference}"
 
 
 def _born_in(facts: Facts, chosen: NDArray[np.bool_]) -> int:

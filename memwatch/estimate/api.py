@@ -100,10 +100,14 @@ class LargestBatch:
     def __str__(self) -> str:
         if not self.batch_size:
             return f"a batch of 1 does not fit {self.device}"
-        more = f", and {self.batch_size + 1:,} does not fit" if self.batch_size + 1 in self.tried else ""
+        # the allocator runs with the tensors alone: with the workspace of kernels, this batch may not fit
+        more = (
+            f", and {self.batch_size + 1:,} does not fit. Choose a smaller batch size, because the workspace of "
+            "kernels is not counted"
+        )
         return (
-            f"the largest batch size that fits {self.device} is {self.batch_size:,}: "
-            f"it reserves {format_bytes(self.reserved_bytes)}{more}"
+            f"the largest batch size whose tensors fit {self.device} is {self.batch_size:,}: "
+            f"it reserves {format_bytes(self.reserved_bytes)}{more if self.batch_size + 1 in self.tried else ''}"
         )
 
 

@@ -110,6 +110,32 @@ def test_a_branch_on_a_value_is_said_to_skip_work(read, is_branch):
     assert ("it got 0: train.py:11" in text) != is_branch
 
 
+@pytest.mark.parametrize(
+    ("result", "note"),
+    [
+        (
+            "model(x).masked_fill(x > 0, 0.0)",
+            "up to 256 B too high: in an estimate, torch computes the backward of aten.masked_fill in another way",
+        ),
+        (
+            "model(x) + model(x)",
+            "too high: in an estimate, autograd makes a new tensor for each sum of gradients",
+        ),
+        ("model(x)", ""),
+    ],
+)
+def test_a_note_says_how_much_too_high_the_peak_can_be(result, note):
+    """You entered no dispatch mode, and the command has no option `intercept`: no note may name them."""
+    found = estimate(f"""
+        import torch
+        model, x = torch.nn.Linear(8, 8), torch.ones(8, 8)
+        ({result}).square().sum().backward()
+    """)
+    notes = found.reading.notes
+    assert not [text for _, text in notes if "intercept" in text or "FakeTensorMode" in text]
+    assert [note in text for kind, text in notes if kind == "observer"] == [True] * bool(note)
+
+
 def test_sizes_that_depend_on_values_are_refused_with_the_line():
     with pytest.raises(MemwatchError, match=r"^train.py:3 needs the values .*aten::nonzero"):
         estimate("import torch\nx = torch.rand(3)\nx.nonzero()")

@@ -160,7 +160,8 @@ def test_the_command_finds_the_largest_batch_of_a_script(tmp_path, capsys):
     assert main([*words, str(tmp_path / "train.py"), "--batch={batch}"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith(
-        "The largest batch size that fits 41.00 MiB is 10: it reserves 40.00 MiB, and 11 does not fit."
+        "The largest batch size whose tensors fit 41.00 MiB is 10: it reserves 40.00 MiB, and 11 does not fit. "
+        "Choose a smaller batch size, because the workspace of kernels is not counted. Estimated peak"
     )
     assert main([*words, "--json", str(tmp_path / "train.py"), "--batch={batch}"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -74,7 +74,7 @@ def test_a_block_entered_under_a_fake_mode_is_an_estimate(intercept):
         train()
     assert fake.peak_increase_bytes == pytest.approx(real.peak_increase_bytes, rel=1e-4)
     assert fake.meta["intercept"] == "mode"
-    assert "estimate what its tensors would take" in dict(fake.notes)["not memory"]
+    assert "count the bytes of real tensors of these sizes" in dict(fake.notes)["not memory"]
     assert not real.meta["estimate"]
     assert fake.meta["estimate"]
     assert {"parameter", "gradient", "optimizer state"} <= set(fake.at_peak["category"])
