@@ -143,7 +143,7 @@ class Replay:
 class Tune:
     """Find the setting of torch's CUDA allocator that reserves least for a recorded program.
 
-    The allocations of the program run through torch's own allocator, without a GPU, under about 35 settings. The source
+    The allocations of the program run through torch's own allocator, without a GPU, under 41 settings. The source
     is a capture, recorded on a CPU, a GPU or fake tensors, or a memory snapshot that torch wrote. If torch is not a
     CUDA build, memwatch's model of the allocator runs instead, and the output says so. The last line is the variable to
     set. A retry means that the allocator had to empty its cache before an allocation succeeded.

@@ -105,23 +105,28 @@ class Calls:
 
     def add(self, op: int, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note the arguments of an op of the recording. An op whose arguments cannot be listed is left out."""
-        call = call_of(overload, args, kwargs)
         try:
-            number = self.different.setdefault(call, len(self.different))
-        except TypeError:  # an argument that cannot be compared
+            number = self.different.setdefault(call_of(overload, args, kwargs), len(self.different))
+        except TypeError:  # an argument that cannot be compared, or a sparse tensor
             return
         self.ops.append(op)
         self.numbers.append(number)
 
 
 def call_of(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-    """Return what an op was called with, its tensors as shapes."""
+    """Return what an op was called with, its tensors as shapes.
+
+    Raises:
+        TypeError: a tensor is sparse, so its shape does not say how many bytes it has.
+    """
     keyword = tuple((name, _described(value)) for name, value in kwargs.items())
     return Call(overload, _described(args), keyword)
 
 
 def _described(value: Value) -> Value:
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise TypeError(value.layout)
         return Shape(tuple(value.shape), tuple(value.stride()), value.dtype, str(value.device))
     if isinstance(value, (list, tuple)):
         return tuple(_described(item) for item in value)

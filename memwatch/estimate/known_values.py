@@ -219,8 +219,8 @@ class KnownValues:
     def _run_on_known(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an op on known values; return None if a value is unknown, or if the op cannot run on the host."""
         inputs = list(tensors_in((args, tuple(kwargs.values()))))
-        if any(each.numel() > _MOST_ELEMENTS for each in inputs):
-            return None
+        if any(each.numel() > _MOST_ELEMENTS or each.layout is not torch.strided for each in inputs):
+            return None  # a sparse tensor has no storage, so its values are not known
         name = op.name().partition("::")[2].partition(".")[0]
         if name in _OF_BITS and not _writes(op):
             return self._run_bits(op, args, kwargs, inputs)
@@ -285,14 +285,15 @@ class KnownValues:
 
     def _add(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """Note the values of a new fake tensor."""
-        if type(fake) is not FakeTensor or address_of_storage_of(fake) in self._shadows:
+        if type(fake) is not FakeTensor or fake.layout is not torch.strided:
+            return
+        if address_of_storage_of(fake) in self._shadows:
             return  # a view, or an argument that was written
         nbytes = untyped_storage_of(fake).nbytes()
         if (
             fake.shape != real.shape
             or fake.dtype != real.dtype
             or fake.storage_offset()
-            or fake.layout is not torch.strided
             or self._nbytes + nbytes > _MOST_BYTES
         ):
             return

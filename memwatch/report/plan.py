@@ -118,7 +118,7 @@ class PlanFigures:
         """The gap as a phrase."""
         if not self.gap_bytes:
             return "none, this is the lowest plan"
-        share = f" ({100 * self.gap_bytes / self.bound_bytes:.1f} %)" if self.bound_bytes else ""
+        share = f" ({100 * self.gap_bytes / self.bound_bytes:.1f} % of the bound)" if self.bound_bytes else ""
         return f"{format_bytes(self.gap_bytes)}{share}"
 
 

@@ -58,6 +58,22 @@ def test_an_estimate_leaves_the_random_state_as_it_was():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam])
+def test_a_program_with_sparse_tensors_is_estimated(optimizer):
+    """They have no storage whose address tells one from another, and those in rows have no strides."""
+
+    def step():
+        table = nn.Embedding(1 << 20, 64, sparse=True)
+        update = optimizer(table.parameters(), lr=0.1)
+        for rows in (torch.tensor([0, 1]), torch.randint(0, 8, (4,))):
+            update.zero_grad()
+            table(rows).sum().backward()
+            update.step()
+        return torch.eye(4).to_sparse_csr() @ torch.ones(4, 2)
+
+    assert memwatch.estimate(step).tensor_bytes >= 256 << 20
+
+
 def test_a_model_that_exists_already_is_refused_and_gets_no_gradient():
     model = nn.Linear(3, 4)
     with pytest.raises(
