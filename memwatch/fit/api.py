@@ -280,10 +280,10 @@ def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
         found.append(words.NOT_BITWISE)
     if search.is_disturbed:
         found.append(words.DISTURBED)
-    if not_needed := search.not_needed(kept):
-        found.append(not_needed)
     if not program_fits:
         if is_host(device) and not kept.is_estimate:
             found.append(words.NOT_OFFERED_ON_HOST)
         found += search.untried
+    if not_needed := search.not_needed(kept):
+        found.append(not_needed)
     return found
