@@ -28,6 +28,7 @@ from memwatch.cli.common import (
 )
 from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
 from memwatch.errors import MemwatchError, linked_errors
+from memwatch.kinds.fit import Kind
 from memwatch.private_files import FilesOutside, PrivateFiles, PrivateFilesError
 from memwatch.words.fit import BEGINS
 from memwatch.words.summary import NEXT_COMMAND, NEXT_TO_KEEP
@@ -55,6 +56,10 @@ _NO_REFUSALS: Final = (
     ArithmeticError, AttributeError, KeyboardInterrupt, LookupError, NameError, SyntaxError, SystemExit, TypeError,
 )  # fmt: skip
 """Errors that a refused change of a file does not raise."""
+
+
+_KINDS: Final = ", ".join(kind.value for kind in Kind)
+"""The names that `--ways` takes."""
 
 
 class Fit:
@@ -92,9 +97,9 @@ class Fit:
         )
         parser.add_argument(
             "--ways",
+            type=_kinds,
             metavar="KIND,...",
-            help="kinds of ways to try, of foreach, fused, gradients, step_in_backward, checkpoint, chain, policy, "
-            "backend, offload, loss_in_parts and autocast; default all",
+            help=f"kinds of ways to try, of {_KINDS}; default all",
         )
         parser.add_argument(
             "--save-plan",
@@ -123,6 +128,7 @@ class Fit:
         except argparse.ArgumentTypeError as error:
             options.usage_error(f"argument --limit: {error}")
         program = chosen_program(options)
+        program.check()
         plan_file = options.save_plan or _free_plan_file(options.program)
         plan_target = plan_file.absolute()  # the script may change the folder
         if options.save_plan is not None:
@@ -136,12 +142,11 @@ class Fit:
         from memwatch.fit.api import fit_program
 
         try:
-            ways = None if options.ways is None else options.ways.split(",")
             found = fit_program(
                 program.load,
                 limit,
                 steps=options.steps,
-                ways=ways,
+                ways=options.ways,
                 files=files,
                 plan_path=str(plan_file),
                 print_line=say,
@@ -158,6 +163,15 @@ class Fit:
                 outside.copy(written, plan_target, force=options.force)
             say(f"wrote {plan_file}, the plan that the lines load")
         return 0
+
+
+def _kinds(text: str) -> list[str]:
+    """Return the names of kinds of ways, such as `checkpoint,policy`."""
+    names = text.split(",")
+    for name in names:
+        if name not in {kind.value for kind in Kind}:
+            raise argparse.ArgumentTypeError(f"fit has no way {name!r}; it has {_KINDS}")
+    return names
 
 
 def _free_plan_file(program: list[str]) -> Path:

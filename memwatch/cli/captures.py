@@ -110,7 +110,7 @@ def _to_run_next(reading: Reading) -> list[str]:
 
     if growing(reading) is not None:
         return [LEAKS_COMMAND.format(command=command_line(*memwatch_command(), "leaks", *argv))]
-    from memwatch.fit.way import Kind
+    from memwatch.kinds.fit import Kind
 
     measured = {kind.value for kind in Kind}  # `fit` does not split the batch or take another optimizer
     is_measured = [measured.issuperset(kind.split(" + ")) for kind in reading.ways["kind"]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import contextlib
 import io
 import itertools
 import os
@@ -170,15 +171,34 @@ class Program:
 
     def _load_script(self) -> tuple[CodeType, dict[str, Any]]:
         path = os.path.join(os.getcwd(), self.target)  # as `python` does: not normalised
+        source = self._source(path)
+        if source is None:
+            self._enter(self.target, path)
+            return _load_spec(
+                PathFinder.find_spec("__main__", [path]), f"no __main__ module in {self.target!r}"
+            )
+        self._enter(self.target, os.path.dirname(os.path.realpath(path)))
+        code = compile(source, path, "exec", dont_inherit=True)
+        return code, {"__file__": path, "__cached__": None, "__loader__": SourceFileLoader("__main__", path)}
+
+    def check(self) -> None:
+        """Check that a script can be read. A module can be found only when its packages are imported.
+
+        Raises:
+            ProgramError: the script does not exist, or it is not a program.
+        """
+        if self.form == "script":
+            with contextlib.suppress(OSError):  # the run of the program raises it
+                self._source(os.path.join(os.getcwd(), self.target))
+
+    def _source(self, path: str) -> bytes | None:
+        """Return the source of a script; None for a folder and for an archive, which hold a `__main__` module."""
         if not os.path.exists(path):
             raise ProgramError(
                 f"{self.target!r} is not a file; name a script, or use -m MODULE or -c COMMAND"
             )
         if os.path.isdir(path) or zipfile.is_zipfile(path):
-            self._enter(self.target, path)
-            return _load_spec(
-                PathFinder.find_spec("__main__", [path]), f"no __main__ module in {self.target!r}"
-            )
+            return None
         with io.open_code(path) as file:
             source = file.read()
         if b"\0" in source:
@@ -186,9 +206,7 @@ class Program:
                 f"{self.target!r} is not a Python program: it contains null bytes; "
                 "to read a capture, use `memwatch summary` or `memwatch report`"
             )
-        self._enter(self.target, os.path.dirname(os.path.realpath(path)))
-        code = compile(source, path, "exec", dont_inherit=True)
-        return code, {"__file__": path, "__cached__": None, "__loader__": SourceFileLoader("__main__", path)}
+        return source
 
     def _load_module(self) -> tuple[CodeType, dict[str, Any]]:
         self._enter("-m", os.getcwd())

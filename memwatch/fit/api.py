@@ -17,8 +17,9 @@ from memwatch.fit.program_trial import ProgramTrial
 from memwatch.fit.result import Fit, ways_table
 from memwatch.fit.search import Search
 from memwatch.fit.trial import EstimatedTrial, LiveTrial, is_estimate
-from memwatch.fit.way import Kind, expressions_of, variables_of
+from memwatch.fit.way import expressions_of, variables_of
 from memwatch.heap.frames import read_locals
+from memwatch.kinds.fit import Kind
 from memwatch.planner.plan import BudgetError
 from memwatch.progress import working
 from memwatch.report.facts import bytes_by, peak_instant
@@ -283,4 +284,6 @@ def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
         if is_host(device) and not kept.is_estimate:
             found.append(words.NOT_OFFERED_ON_HOST)
         found += search.untried
+    if not_needed := search.not_needed(kept):
+        found.append(not_needed)
     return found

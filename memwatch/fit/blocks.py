@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +17,7 @@ from memwatch._torch.tensors import address_of_storage_of
 from memwatch.fit.live_bytes import alive_bytes, device_of
 from memwatch.fit.state import fingerprint
 from memwatch.heap.tensors import quiet, storage_bytes, storage_of
+from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +46,9 @@ A block's saved bytes are alive again when it is computed again, and the inputs 
 
 @dataclass
 class SavedBytes:
-    """The bytes that each module saved for backward in one step. Its inputs, parameters and buffers are not counted.
+    """The bytes that each module saved for backward while watched. Its inputs, parameters and buffers are not counted.
+
+    A run of a script is watched for several steps, so only the shares of the bytes have a meaning.
 
     Attributes:
         by_module: bytes by the module's name, including its children's bytes.
@@ -78,7 +83,8 @@ class SavedScan:
         self._own: set[int] = set()  # storages of parameters and buffers
         # modules, outermost first, with storages of their inputs
         self._running: list[tuple[str, set[int]]] = []
-        self._seen: dict[str, set[int]] = {}
+        self._seen: dict[str, set[int]] = {}  # addresses of living storages that a module saved
+        self._living: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -99,6 +105,7 @@ class SavedScan:
         finally:
             for hook in hooks:
                 hook.remove()
+            self._living.clear()
         after = {name: fingerprint([buffer]) for name, buffer in model.named_buffers()}
         self.changing_buffers = {name for name in after if after[name] != before.get(name)}
 
@@ -133,7 +140,16 @@ class SavedScan:
                     self._seen[name].add(key)
                     by_module = self.found.by_module
                     by_module[name] = by_module.get(name, 0) + storage_bytes(storage)
+            if key not in self._living:
+                self._living[key] = weakref.ref(storage, functools.partial(self._died, key))
         return tensor
+
+    @raises_later
+    def _died(self, key: int, _: object) -> None:
+        """Forget an address: the next step may save another storage there."""
+        self._living.pop(key, None)
+        for seen in list(self._seen.values()):
+            seen.discard(key)
 
 
 def _storages(values: Any) -> Iterator[int]:

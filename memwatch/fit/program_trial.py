@@ -181,8 +181,8 @@ class ProgramTrial:
             except SystemExit as error:
                 exit_code = error.code
         if not run.is_complete:
-            least = run.needed_steps - self._steps + _FEWEST_STEPS
-            message = words.too_few_steps(run.steps, run.needed_steps, least, exit_code)
+            uncounted = run.needed_steps - self._steps
+            message = words.too_few_steps(run.steps, uncounted, self._steps, _FEWEST_STEPS, exit_code)
             raise TooFewStepsError(message)
         self.names, self.device = run.names, run.device
         return run

@@ -134,7 +134,10 @@ def ways_text(
     """
     head = Text(_headline(ways, limit_bytes), style="bold")
     after = [*_failures(ways), *notes]
-    parts: list[RenderableType] = [head, "", _table(ways), *(Text(clip(note)) for note in after)]
+    parts: list[RenderableType] = [head, "", _table(ways)]
+    if len(ways) > 1:
+        parts += [Text(words.LEGEND, style="dim"), *([""] if after else [])]
+    parts += [Text(clip(note)) for note in after]
     if growth_bytes := ways.attrs.get(_GROWTH):
         parts.insert(1, Text(words.GROWS.format(nbytes=format_bytes(growth_bytes)), style="bold"))
     if code:
@@ -154,7 +157,7 @@ def _headline(ways: pd.DataFrame, limit_bytes: int) -> str:
 def _failures(ways: pd.DataFrame) -> list[str]:
     """Return a sentence for each reason why ways could not be measured."""
     failed = ways[ways["failure"] != ""].groupby("failure", sort=False)["way"]
-    return [words.FAILED.format(ways="; ".join(names), failure=failure) for failure, names in failed]
+    return [words.FAILED.format(ways=", ".join(names), failure=failure) for failure, names in failed]
 
 
 def _table(ways: pd.DataFrame) -> Table:

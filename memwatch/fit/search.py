@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import chains, partitions
 from memwatch.fit.trial import Measurement, within_budget
-from memwatch.fit.way import Change, Kind, Way, first_and_last
+from memwatch.fit.way import Change, Way
+from memwatch.kinds.fit import Kind
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.words import fit as words
@@ -43,6 +44,14 @@ The second is used only if the first is too much.
 """
 
 
+class SimulatedCheckpoint(NamedTuple):
+    """A row of `prof.ways`: modules to checkpoint, the other kinds of change in it, and the peak with all of them."""
+
+    names: tuple[str, ...]
+    others: frozenset[str]
+    peak_bytes: int
+
+
 _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
 """How the warnings begin of plans that are above their budget."""
 
@@ -55,7 +64,7 @@ def _is_part(kind: Kind, predicted: Collection[str]) -> bool:
 def _outcome(run: str, measured: Measurement, limit_bytes: int) -> str:
     """Return the result of a run in one line."""
     if measured.peak_bytes is None:
-        return words.RUN_FAILED.format(run=run, failure=measured.failure)
+        return words.WAY_FAILED.format(run=run)
     text = words.RUN_PEAK.format(run=run, peak=format_bytes(measured.peak_bytes))
     if measured.step_time_ns is not None:
         text += words.RUN_STEP.format(duration=format_duration(measured.step_time_ns))
@@ -115,6 +124,10 @@ class Search:
         self.is_repeatable: bool | None = None
         self._changing: set[str] = set()  # names of the buffers that a step writes
         self._baseline_bytes = 0  # live bytes when a step begins
+        self._divided: list[
+            tuple[str, ...]
+        ] = []  # sets of modules to checkpoint, by the bytes that they save
+        self._simulated: list[SimulatedCheckpoint] = []
         self._reasons: dict[Kind, str] = {}  # why a kind of way does not suit the program
         # the class of the object that a module changes, by the module's name
         self._changed_arguments: dict[str, str] = {}
@@ -172,21 +185,21 @@ class Search:
         if self._changed_arguments:
             sentences += [
                 words.CHANGED_ARGUMENTS.format(
-                    modules=first_and_last([*self._changed_arguments]),
+                    modules=words.modules_as_text([*self._changed_arguments]),
                     objects=", ".join(sorted(set(self._changed_arguments.values()))),
                 )
             ]
         if self._grown_lists:
             sentences += [
                 words.GROWN_LISTS.format(
-                    modules=first_and_last([*self._grown_lists]),
+                    modules=words.modules_as_text([*self._grown_lists]),
                     lists=", ".join(sorted({f"`{name}`" for name in self._grown_lists.values()})),
                 )
             ]
         if self._changed_attributes:
             sentences += [
                 words.CHANGED_ATTRIBUTES.format(
-                    modules=first_and_last([*self._changed_attributes]),
+                    modules=words.modules_as_text([*self._changed_attributes]),
                     names=", ".join(sorted({f"`{name}`" for name in self._changed_attributes.values()})),
                 )
             ]
@@ -231,12 +244,14 @@ class Search:
     def _best(self) -> Measurement | None:
         """Return the fastest way under the limit. A way with other results is the last resort.
 
-        If several ways are equally fast, return the first that was tried, because it changes less of the program. A
-        way whose lines need memwatch, or a step in the backward, which forbids clipping and accumulation, must be
-        faster than the others by more than the noise.
+        A way is left out if another one fits that computes a part of its modules again and changes no more: it cannot
+        be faster, and its measured time would decide by chance. If several ways are equally fast, return the first
+        that was tried, because it changes less of the program. A way whose lines need memwatch, or a step in the
+        backward, which forbids clipping and accumulation, must be faster than the others by more than the noise.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
+        exact = [each for each in exact if not any(other.way.spares_work_of(each.way) for other in exact)]
         least_cost = min((each.cost for each in exact), default=0.0)
         plainer = [each for each in exact if not each.way.is_planned and not each.way.steps_in_backward]
         least_of_plainer = min((each.cost for each in plainer), default=math.inf)
@@ -293,16 +308,18 @@ class Search:
             parts = name.split(".")
             for count in range(1, len(parts) + 1):
                 saved.by_module.pop(".".join(parts[:count]), None)
-        divided = partitions(self._trial.model, saved) if self._may(Kind.CHECKPOINT) else []
+        self._divided = partitions(self._trial.model, saved) if self._may(Kind.CHECKPOINT) else []
         # alone it may lower nothing, and with checkpoints it does; then fewer blocks may be enough
         bases = [base.way, *([in_backward] if may_step_in_backward else [])]
-        if not divided:
+        if not self._divided:
             self._reason(words.NO_BLOCKS, Kind.CHECKPOINT, Kind.OFFLOAD)
         for way in bases:
-            for names in divided:  # smaller blocks only if the large ones do not fit
+            for names in self._sets_for(way):  # smaller blocks only if the large ones do not fit
                 found = list(self._least(way, names, Kind.CHECKPOINT))
                 yield from found
                 if any(measured.fits(self._limit_bytes) for measured in found):
+                    break
+                if self._sparing(way.also(Change(Kind.CHECKPOINT, names))):
                     break
         if self._may(Kind.CHAIN):
             for name, length in chains(self._trial.model, saved):
@@ -312,8 +329,8 @@ class Search:
                     continue
                 yield from self._chains(base.way, name, length)
         self._reason(words.NO_CHAIN, Kind.CHAIN)
-        if self._may(Kind.OFFLOAD) and not is_host(self._trial.device) and divided:
-            yield from self._least(base.way, divided[-1], Kind.OFFLOAD)
+        if self._may(Kind.OFFLOAD) and not is_host(self._trial.device) and self._divided:
+            yield from self._least(base.way, self._divided[-1], Kind.OFFLOAD)
         if self._limit_bytes <= self._baseline_bytes:
             self._reason(words.NO_ROOM, Kind.POLICY, Kind.BACKEND)
         self._reason(words.NOT_ESTIMATED, Kind.POLICY, Kind.BACKEND)
@@ -404,7 +421,21 @@ class Search:
         self._grown_lists = {name: attribute for name, attribute in lists if name in names}
         attributes = ways.attrs["changed_attributes"].items()
         self._changed_attributes = {name: attribute for name, attribute in attributes if name in names}
-        return {way["kind"]: way for way in reversed(ways.to_dict("records"))}  # the lowest of a kind
+        rows = ways.to_dict("records")
+        of_optimizer = {Kind.FOREACH.value, Kind.STEP_IN_BACKWARD.value}  # they change no modules
+        self._simulated = [
+            SimulatedCheckpoint(
+                tuple(row["modules"].split(", ")),
+                frozenset(row["kind"].split(" + ")) - {Kind.CHECKPOINT.value},
+                row["peak_bytes"],
+            )
+            for row in rows
+            if {Kind.CHECKPOINT.value}
+            <= set(row["kind"].split(" + "))
+            <= {Kind.CHECKPOINT.value, *of_optimizer}
+            and names.keys() >= set(row["modules"].split(", "))
+        ]
+        return {row["kind"]: row for row in reversed(rows)}  # the lowest of a kind
 
     def _settings(self, *, gradients_wait: bool) -> list[Change]:
         """Return the changes of one argument or one line that leave the results as they are."""
@@ -421,33 +452,85 @@ class Search:
         self._reason(words.NO_GRADIENTS_WAIT, Kind.GRADIENTS)
         return found
 
-    def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:
-        """Try all blocks, then the fewest that fit. Begin with the first blocks, whose tensors are saved longest."""
+    def _sets_for(self, base: Way) -> list[tuple[str, ...]]:
+        """Return sets of modules to checkpoint, in the order in which they are tried together with a way.
 
-        def of_first(count: int) -> Measurement:
+        The bytes that modules save do not show which set keeps the limit. The simulation of a recording does: its set
+        comes first if it is simulated to fit. If it does not fit, a larger set may lower the peak a bit further.
+        """
+        if not self._divided:
+            return []
+        kinds = {change.kind.value for change in base.changes}
+        possible = [each for each in self._simulated if each.others <= kinds]
+        lowest = min(possible, key=lambda each: each.peak_bytes, default=None)
+        if lowest is None:
+            return self._divided
+        if lowest.peak_bytes <= self._limit_bytes:
+            return [lowest.names, *(names for names in self._divided if names != lowest.names)]
+        is_part = any(set(lowest.names) <= set(names) for names in self._divided)
+        return self._divided if is_part else [*self._divided, lowest.names]
+
+    def not_needed(self, kept: Measurement) -> str:
+        """Return why a part of a set of modules is not checkpointed in the kept way; "" if all of it is."""
+        chosen = set(kept.way.checkpointed)
+        around = [
+            names
+            for names in [*self._divided, *(each.names for each in self._simulated)]
+            if chosen < set(names)
+        ]
+        if not chosen or not around:
+            return ""
+        others = [name for name in max(around, key=len) if name not in chosen]
+        return words.NOT_NEEDED.format(modules=words.modules_as_text(others))
+
+    def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:
+        """Try all blocks, then the fewest that fit. Begin with the first blocks, whose tensors are saved longest.
+
+        So many blocks are not tried that a way which fits spares work of them.
+        """
+
+        def of_first(count: int) -> Way:
             chosen = names[:count]
             keeps = kind is Kind.CHECKPOINT and any(map(self._writes_buffers, chosen))
-            return self._try(base.also(Change(kind, chosen, of=len(names), keeps_buffers=keeps)))
+            return base.also(Change(kind, chosen, keeps_buffers=keeps))
 
-        most = of_first(len(names))
-        yield most
-        low, high = 0, len(names)
-        if not most.fits(self._limit_bytes):
-            if len(names) < 3:
-                return
-            high -= 1  # the last block is computed again at once, which lowers nothing and keeps its inputs
-            last_plain = of_first(high)
-            yield last_plain
-            if not last_plain.fits(self._limit_bytes):
-                return
+        enough = next((count for count in range(1, len(names) + 1) if self._sparing(of_first(count))), None)
+        low, high = 0, len(names) if enough is None else enough
+        if enough is None:
+            most = self._try(of_first(len(names)))
+            yield most
+            if not most.fits(self._limit_bytes):
+                if len(names) < 3:
+                    return
+                # the last block is computed again at once, which lowers nothing and keeps its inputs
+                high -= 1
+                last_plain = self._try(of_first(high))
+                yield last_plain
+                if not last_plain.fits(self._limit_bytes):
+                    return
+        elif enough == 1 and (sparing := self._sparing(of_first(1))):
+            self._reason(words.COMPUTES_MORE.format(way=sparing.way.name), kind)
         while high - low > 1:
             middle = (low + high) // 2
-            measured = of_first(middle)
+            measured = self._try(of_first(middle))
             yield measured
             if measured.fits(self._limit_bytes):
                 high = middle
             else:
                 low = middle
+
+    def _sparing(self, way: Way) -> Measurement | None:
+        """Return a way that fits, with the program's own results, and that spares work of another way."""
+        return next(
+            (
+                each
+                for each in self.tried
+                if each.fits(self._limit_bytes)
+                and self.is_bitwise(each) is not False
+                and each.way.spares_work_of(way)
+            ),
+            None,
+        )
 
     def _writes_buffers(self, name: str) -> bool:
         """Return True if a step writes buffers of a module; "" is the model."""

@@ -6,62 +6,22 @@ The lines contain the program's own names for its model and its optimizers, so t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.tensors import gradient_hooks
-from memwatch.errors import OptionError
+from memwatch.kinds.fit import Kind
 from memwatch.sizes import format_bytes
 from memwatch.way_lines import LINES, joined, of_blocks
 from memwatch.words import fit as words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
 
     from memwatch.planner.plan import Plan
-
-
-class Kind(Enum):
-    """The kind of a change; the value is its key in `memwatch.words.fit` and `LINES`."""
-
-    FOREACH = "foreach"
-    FUSED = "fused"
-    GRADIENTS = "gradients"
-    STEP_IN_BACKWARD = "step_in_backward"
-    CHECKPOINT = "checkpoint"
-    CHAIN = "chain"
-    POLICY = "policy"
-    BACKEND = "backend"
-    OFFLOAD = "offload"
-    LOSS_IN_PARTS = "loss_in_parts"
-    AUTOCAST = "autocast"
-
-    @classmethod
-    def chosen(cls, names: Collection[str] | None) -> set[Kind]:
-        """Return the kinds that a user named; all of them for None.
-
-        Raises:
-            OptionError: the kind does not exist.
-        """
-        known = {kind.value: kind for kind in cls}
-        for name in names or ():
-            if name not in known:
-                raise OptionError(f"fit() has no way {name!r}; it has {', '.join(known)}")
-        return set(cls) if names is None else {known[name] for name in names}
-
-    @property
-    def is_of_step(self) -> bool:
-        """Whether it chooses how an optimizer computes its step; there can be one such choice."""
-        return self in (Kind.FOREACH, Kind.FUSED)
-
-    @property
-    def is_of_optimizers(self) -> bool:
-        """Whether the lines are about each optimizer."""
-        return self.is_of_step or self in (Kind.GRADIENTS, Kind.STEP_IN_BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -79,7 +39,6 @@ class Change:
     Attributes:
         kind: its kind.
         names: the modules that it changes.
-        of: how many there are to choose from.
         segments: into how many parts a chain is cut.
         keeps_buffers: whether the buffers of a block are put back after it was computed again.
         budget_bytes: peak increase that a plan may have.
@@ -89,7 +48,6 @@ class Change:
 
     kind: Kind
     names: tuple[str, ...] = ()
-    of: int = 0
     segments: int = 0
     keeps_buffers: bool = False
     budget_bytes: int = 0
@@ -109,19 +67,22 @@ class Change:
             model=program.model, name="".join(self.names[:1]), segments=self.segments, options=options
         )
 
-    def text(self, templates: dict[str, str]) -> str:
-        """Return the words for this change."""
-        return templates[self.kind.value].format(
-            blocks=len(self.names), of=self.of, segments=self.segments, name="".join(self.names[:1]) or "model",
-            budget=format_bytes(self.budget_bytes), which=first_and_last(self.names),
+    @property
+    def name(self) -> str:
+        """Its kind, as a user selects it, and what it changes, such as the modules."""
+        return self.kind.value + self._filled(words.DETAILS.get(self.kind.value, ""))
+
+    @property
+    def text(self) -> str:
+        """What it does, in a few words."""
+        return self._filled(words.CHANGES[self.kind.value])
+
+    def _filled(self, template: str) -> str:
+        return template.format(
+            segments=self.segments, name="".join(self.names[:1]) or "model",
+            budget=format_bytes(self.budget_bytes), which=words.modules_as_text(self.names),
+            noun=words.MODULE if len(self.names) == 1 else words.MODULES,
         )  # fmt: skip
-
-
-def first_and_last(names: Sequence[str]) -> str:
-    """Return names of modules as a reader says them."""
-    if len(names) < 3:
-        return ", ".join(f"`{name}`" for name in names)
-    return words.FIRST_AND_LAST.format(first=names[0], last=names[-1])
 
 
 @dataclass(frozen=True)
@@ -132,13 +93,13 @@ class Way:
 
     @property
     def name(self) -> str:
-        """The way in a few words."""
-        return ", ".join(change.text(words.NAMES) for change in self.changes) or words.PLAIN
+        """The way in a few words: its kinds, as a user selects them, and what they change."""
+        return " + ".join(change.name for change in self.changes) or words.PLAIN
 
     @property
     def text(self) -> str:
         """Its changes."""
-        return "; ".join(change.text(words.CHANGES) for change in self.changes) or words.CHANGES["plain"]
+        return "; ".join(change.text for change in self.changes) or words.CHANGES["plain"]
 
     @property
     def is_planned(self) -> bool:
@@ -155,6 +116,31 @@ class Way:
         """Whether a step does all that it did, and computes something twice."""
         kinds = {change.kind for change in self.changes}
         return bool(kinds) and kinds <= {Kind.CHECKPOINT, Kind.CHAIN, Kind.POLICY}
+
+    @property
+    def checkpointed(self) -> tuple[str, ...]:
+        """The modules whose forward runs again as a whole."""
+        return tuple(
+            name for change in self.changes if change.kind is Kind.CHECKPOINT for name in change.names
+        )
+
+    def spares_work_of(self, other: Way) -> bool:
+        """Return True if this way computes a part of the modules again that another one does, and changes no more.
+
+        A module is a part of a module that holds it. A step in the backward computes the same as a step after it.
+        """
+        if self == other or (self.steps_in_backward and not other.steps_in_backward):
+            return False
+        # a step in the backward frees gradients early, and updates one parameter at a time
+        ignored = {Kind.CHECKPOINT, Kind.STEP_IN_BACKWARD}
+        ignored |= {Kind.FOREACH, Kind.GRADIENTS} if other.steps_in_backward else set()
+        rest, rest_of_other = (
+            [change for change in way.changes if change.kind not in ignored] for way in (self, other)
+        )
+        mine, others = set(self.checkpointed), set(other.checkpointed)
+        is_part = all(any(name == it or name.startswith(f"{it}.") for it in others) for name in mine)
+        is_less = mine != others or self.steps_in_backward != other.steps_in_backward
+        return rest == rest_of_other and is_part and is_less
 
     def also(self, *changes: Change) -> Way:
         """Return this way with more changes."""

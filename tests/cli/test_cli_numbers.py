@@ -14,6 +14,7 @@ WRONG = (
     "fit --limit -5MiB {program}",
     "fit {program} --limit -5MiB",
     "fit --steps none {program}",
+    "fit --ways nope --limit 1GiB {program}",
     "run --limit 8giga {program}",
     "run --limit cuda:0=8giga {program}",
     "run --limit cuda:0= {program}",
@@ -62,7 +63,6 @@ def test_a_negative_size_is_called_negative(line, capsys):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("fit --ways nope --limit 1GiB train.py", "fit() has no way 'nope'; it has foreach"),
         ("run --limit gpu0=1GiB train.py", "--limit has a limit of 'gpu0'; name"),
     ],
 )

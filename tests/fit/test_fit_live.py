@@ -23,10 +23,11 @@ from memwatch.errors import MemwatchError, OptionError
 from memwatch.fit import trial
 from memwatch.fit.api import fit_program
 from memwatch.fit.blocks import SavedScan, partitions
-from memwatch.fit.search import Search
+from memwatch.fit.search import Search, SimulatedCheckpoint
 from memwatch.fit.state import fingerprint
 from memwatch.fit.trial import Measurement
-from memwatch.fit.way import Change, Kind, Way
+from memwatch.fit.way import Change, Way
+from memwatch.kinds.fit import Kind
 from memwatch.sizes import SizeError
 from memwatch.words import fit as fit_words
 
@@ -349,6 +350,59 @@ def test_of_ways_that_take_as_long_one_without_memwatch_is_kept():
     assert kept_beside(150).way.is_planned
 
 
+def _checkpoint(*names):
+    return Change(Kind.CHECKPOINT, names)
+
+
+STEPS = Change(Kind.STEP_IN_BACKWARD)
+
+
+@pytest.mark.parametrize(
+    ("times_ns", "kept"),
+    [
+        # more modules, or hooks beside the same modules, cannot be faster: the times are noise
+        ({(_checkpoint("0", "1"),): 110, (_checkpoint("0"),): 190, (STEPS, _checkpoint("0")): 120}, 1),
+        ({(_checkpoint("0"),): 110, (_checkpoint("0.mlp"),): 190}, 1),
+        # hooks may spare a checkpoint, and other changes are not compared: the times decide
+        ({(_checkpoint("0", "1"),): 190, (STEPS, _checkpoint("0")): 150}, 1),
+        ({(_checkpoint("0"),): 150, (_checkpoint("1"),): 120}, 1),
+    ],
+)
+def test_a_way_that_computes_a_part_of_what_another_does_is_kept_whatever_the_times(times_ns, kept):
+    search = Search(None, 10, (), print, print)
+    ways = [Measurement(Way(changes), 10, step_time_ns=ns) for changes, ns in times_ns.items()]
+    search.tried = [Measurement(Way(), 20, step_time_ns=100), *ways]
+    assert search._best() is ways[kept]
+
+
+@pytest.mark.parametrize(
+    ("peak_bytes", "sets"),
+    [
+        (10, [("0", "1"), ("0.mlp", "1.mlp")]),  # fits: it comes first
+        (11, [("0.mlp", "1.mlp"), ("0", "1")]),  # does not fit: still the lowest peak
+    ],
+)
+def test_checkpoints_that_are_simulated_to_fit_are_tried_first(peak_bytes, sets):
+    """The bytes that modules save do not show the peak with checkpoints, and a recording does."""
+    search = Search(None, 10, (), print, print)
+    search._divided = [("0.mlp", "1.mlp")]
+    search._simulated = [
+        SimulatedCheckpoint(("0", "1"), frozenset(), peak_bytes),
+        SimulatedCheckpoint(("2",), frozenset({"step_in_backward"}), 1),
+    ]
+    assert search._sets_for(Way()) == sets
+    assert search._sets_for(Way((STEPS,)))[0] == ("2",)
+
+
+@pytest.mark.words
+def test_modules_of_a_set_that_are_not_checkpointed_are_named():
+    search = Search(None, 10, (), print, print)
+    search._divided = [("0", "1", "2")]
+    some, all_of_it = (Measurement(Way((_checkpoint(*names),)), 10) for names in (("0",), ("0", "1", "2")))
+    assert search.not_needed(some).startswith("no checkpoint for `1`, `2`: ")
+    assert search.not_needed(all_of_it) == ""
+
+
 @pytest.mark.usefixtures("only_sleep_takes_time")
 def test_a_disturbed_first_trial_does_not_end_the_search():
     """A way that computes more and seems as fast shows that the program's own time was disturbed: it is timed again."""
@@ -365,8 +419,12 @@ def test_a_disturbed_first_trial_does_not_end_the_search():
     fit = memwatch.fit(step, model, fit_programs.peak_of(step) * 3 // 4, ways=("checkpoint",), quiet=True)
     of_program, *of_others = fit.ways["step_time_ns"]
     assert of_program < min(of_others)
-    assert list(fit.ways["way"][1:]) == [f"checkpoint {count} of 4 blocks" for count in (4, 2, 3)]
-    assert fit.ways["kept"].to_list() == [False, False, False, True]
+    assert list(fit.ways["way"][1:]) == [
+        "checkpoint `0` ... `2` (3 modules)",
+        "checkpoint `0`",
+        "checkpoint `0`, `1`",
+    ]
+    assert fit.ways["kept"].to_list() == [False, True, False, False]
 
 
 def test_times_that_cannot_be_right_are_said_to_be_unsure():
@@ -445,7 +503,7 @@ def test_what_cannot_be_run_is_estimated():
     runs_out = True
     fit = memwatch.fit(step, model, plain * 6 // 10, ways=("checkpoint", "policy"), quiet=True)
     assert fit.notes[0] == fit_words.ESTIMATED
-    assert fit.notes[1].startswith("not tried: policy: ")
+    assert fit.notes[1].startswith("policy not tried: ")
     assert abs(fit.ways["peak_bytes"][0] - plain) < plain / 20
     assert (fit.ways["step_time_ns"] == -1).all()
     assert fit.ways["extra_ratio"].max() > 0.1
@@ -528,6 +586,37 @@ def test_a_script_too_short_for_a_planned_way_keeps_the_others():
         fit_program(lambda: program, "500 KiB", ways=("backend",))
     with pytest.raises(MemwatchError, match="the program made 4 steps"):
         fit_program(lambda: program, "500 KiB", ways=("backend",), steps=5)
+
+
+@pytest.mark.words
+def test_why_planned_ways_of_a_short_script_failed_is_said_once_with_the_steps_to_give():
+    def program():
+        _, step = small_blocks()
+        for _ in range(5):
+            step()
+
+    model, step = small_blocks()
+    limit = int(fit_programs.peak_of(step) * 0.7)
+    del model, step
+    lines = []
+    fit = fit_program(
+        lambda: program, limit, ways=("checkpoint", "policy", "backend"), print_line=lines.append
+    )
+    assert " ".join(str(fit).split()).count("give --steps 2,") == 1
+    assert not any("--steps" in line for line in lines)
+
+
+def test_modules_save_the_same_in_each_of_several_steps():
+    """A later step may save a storage at the address of one that has died. It counts as well."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)))
+    found = []
+    for steps in (1, 6):
+        scan = SavedScan()
+        with scan.watching(model):
+            for _ in range(steps):
+                model(torch.randn(64, 32)).sum().backward()
+        found.append(scan.found.by_module)
+    assert found[1] == {name: 6 * nbytes for name, nbytes in found[0].items()}
 
 
 class WithLoss(nn.Module):

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from memwatch.fit import program_trial
-from memwatch.fit.way import Change, Kind, Way
+from memwatch.fit.way import Change, Way
+from memwatch.kinds.fit import Kind
 from memwatch.sizes import parse_bytes
 
 _MEMWATCH = """
@@ -55,10 +56,21 @@ def test_a_script_is_fitted(fit, beside_progress):
     """
     done = fit("--ways", "checkpoint", "train.py", "--limit=550KiB", "--epochs", "1")
     assert (done.returncode, beside_progress(done.stderr)) == (0, "")
-    # how many blocks depends on the times that were measured
     assert re.search(r"block = net\.get_submodule\((name|'\d')\)\n", done.stdout)
     assert "step 0" not in done.stdout
     assert "arguments" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("missing.py",), 1), (("capture.py",), 1), (("--ways", "checkpoint,nope", "train.py"), 2)],
+)
+def test_wrong_input_is_an_error_before_anything_else_is_said(fit, tmp_path, arguments, code):
+    """The name of a script, a file that is no program, and the name of a kind."""
+    (tmp_path / "capture.py").write_bytes(b"\0")
+    done = fit("--limit", "1KiB", *arguments)
+    assert done.returncode == code
+    assert "runs the first" not in done.stderr
 
 
 def test_each_run_has_a_line_on_standard_error_as_soon_as_it_has_ended(fit, tmp_path):
@@ -74,7 +86,7 @@ def test_each_run_has_a_line_on_standard_error_as_soon_as_it_has_ended(fit, tmp_
     assert begins == ["begins"] * len(ends)
     assert re.fullmatch(r"memwatch: run 1: the program itself: peak \S+ KiB, \S+ \w+ per step", ends[0])
     assert all(line.startswith(f"memwatch: run {number}: ") for number, line in enumerate(ends, start=1))
-    assert any(re.search(r": checkpoint \d of 3 blocks: .*, which fits$", line) for line in ends)
+    assert any(re.search(r": checkpoint `0`.*: .*, which fits$", line) for line in ends)
 
 
 def test_the_peak_of_a_script_does_not_depend_on_where_its_variables_are(fresh_python, tmp_path):
@@ -261,9 +273,10 @@ def test_a_block_that_changes_its_argument_is_not_checkpointed_and_its_twin_is(
     assert done.returncode == 0, done.stderr
     head, _, lines = done.stdout.partition("write before the training loop:\n")
     head = " ".join(head.split())
-    assert ("not checkpointed: `blocks.0` ... `blocks.3`: each puts new tensors into the Cache" in head) == (
-        made != "None"
-    )
+    assert (
+        "no checkpoint for `blocks.0` ... `blocks.3` (4 modules): each puts new tensors into the Cache"
+        in head
+    ) == (made != "None")
     assert repr(block) in lines
     promised_bytes = parse_bytes(re.search(r"with a peak of (\S+ \S+)", head).group(1))
     ran = fit.func(program.replace("    # here\n", textwrap.indent(lines, "    ")))
@@ -312,6 +325,6 @@ def test_memory_that_a_failed_run_leaves_counts_in_no_other_way():
     trial = program_trial.ProgramTrial(lambda: program, steps=2)
     plain_bytes = trial.run(Way()).peak_bytes
     with pytest.raises(torch.utils.checkpoint.CheckpointError):
-        trial.run(Way((Change(Kind.CHECKPOINT, tuple(f"blocks.{number}" for number in range(4)), of=4),)))
+        trial.run(Way((Change(Kind.CHECKPOINT, tuple(f"blocks.{number}" for number in range(4))),)))
     assert trial.run(Way()).peak_bytes == plain_bytes
     assert trial.left_bytes > 0
