@@ -339,17 +339,19 @@ class Search:
                 # a plan is of a forward, a backward and then a step
                 yield from self._planned(base, kind)
         # last, for a fused step rounds differently: it is wanted only where no way with the program's results fits
-        if any(measured.fits(self._limit_bytes) for measured in self.tried):
+        if self._fits():
             self._reason(words.ROUNDS, Kind.FUSED, Kind.LOSS_IN_PARTS)
         self._reason(words.NO_FUSED, Kind.FUSED)
         self._reason(words.NO_LOSS, Kind.LOSS_IN_PARTS)
-        if self._may_fuse() and not any(measured.fits(self._limit_bytes) for measured in self.tried):
+        if self._may_fuse() and not self._fits():
             yield self._try(Way((Change(Kind.FUSED),)))
             if self.lowest is not None and not self.lowest.fits(self._limit_bytes):
                 others = [change for change in self.lowest.way.changes if not change.kind.is_of_step]
                 yield self._try(Way((*others, Change(Kind.FUSED))))
+                if may_step_in_backward and not self.lowest.way.steps_in_backward and not self._fits():
+                    yield self._try(in_backward.also(Change(Kind.FUSED)))
         yield from self._with_loss_in_parts(base, predicted)
-        if any(measured.fits(self._limit_bytes) for measured in self.tried):
+        if self._fits():
             self._reason(words.LESS_PRECISION, Kind.AUTOCAST)
         elif self._may(Kind.AUTOCAST):
             yield from self._with_autocast()
@@ -376,11 +378,7 @@ class Search:
             holds_head = any(
                 head == name or head.startswith(f"{name}.") for each in way.changes for name in each.names
             )
-            if (
-                way.is_planned
-                or holds_head
-                or any(measured.fits(self._limit_bytes) for measured in self.tried)
-            ):
+            if way.is_planned or holds_head or self._fits():
                 continue
             yield self._try(way.also(change))
 
@@ -399,6 +397,10 @@ class Search:
         return self._may(Kind.FUSED) and all(
             "fused" in group and not group["fused"] and not group.get("differentiable") for group in groups
         )
+
+    def _fits(self) -> bool:
+        """Return True if a way that was tried keeps the limit."""
+        return any(measured.fits(self._limit_bytes) for measured in self.tried)
 
     def _predicted(self) -> dict[str, dict[str, Any]]:
         """Return the row of `prof.ways` for each kind that a recording of the program shows to lower the peak."""

@@ -148,7 +148,8 @@ MORE_STEPS: Final = "let it make at least {needed} steps"
 EXITED: Final = " before it called sys.exit({code!r})"
 
 TOO_LARGE: Final = (
-    "a limit of {limit} on {device} is not reachable: the lowest peak of {tried} is {lowest} ({way})"
+    "fit found no way to keep a limit of {limit} on {device}: the lowest peak of {tried} is {lowest} ({way}). "
+    "`memwatch summary` on a recording lists changes that fit does not try"
 )
 BASELINE: Final = "{baseline} are alive before the step begins ({parts})"
 OPTIMIZER: Final = "the peak is in the optimizer's step, which adds {increase} to the {baseline} from before"

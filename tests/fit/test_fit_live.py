@@ -236,6 +236,29 @@ def test_a_fused_step_is_tried_where_no_other_way_fits():
     assert optimizer.param_groups[0]["fused"] is None
 
 
+def test_a_fused_step_in_the_backward_is_tried_where_neither_alone_fits():
+    """Without temporaries the gradients make the peak, and without gradients the temporaries do."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Embedding(4_000, 64) for _ in range(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    words = torch.arange(64)
+
+    def step():
+        sum(table(words).sin().sum() for table in model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    table_bytes = 4_000 * 64 * 4
+    limit = fit_programs.peak_of(step) - 4 * table_bytes
+    fit = memwatch.fit(step, model, limit, ways=("step_in_backward", "fused"), quiet=True)
+    assert fit.peak_bytes <= limit
+    assert {"step_in_backward", "fused"} <= set(
+        fit.ways["way"][fit.ways["peak_bytes"] <= limit].iloc[0].split(" + ")
+    )
+    fit.undo()
+
+
 def test_a_fused_step_is_not_tried_where_a_way_with_equal_results_fits():
     model, _, step = adamw_on_an_embedding()
     fit = memwatch.fit(step, model, fit_programs.peak_of(step), ways=(*FAST, "fused"), quiet=True)
