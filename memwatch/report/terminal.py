@@ -26,6 +26,7 @@ from memwatch.report.console import (
 from memwatch.report.facts import (
     bytes_by,
     bytes_by_line,
+    cut_off_text,
     evidence_bytes,
     evidence_text,
     growing,
@@ -240,6 +241,8 @@ def _headline(reading: Reading) -> Text:
     if not _is_entry_and_increase(reading):
         entry, increase = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
         text.append(f"\n{words.INCREASE_ELSEWHERE.format(entry=entry, increase=increase)}")
+    if ended := cut_off_text(reading):
+        text.append(f"\n{clip(ended)}", style="bold")
     if sentences := headline(reading):
         text.append(f"\n{sentences}", style="bold")
     text.append_text(_reserved(reading)).append_text(_other_devices(reading))
@@ -504,7 +507,10 @@ def _ways(reading: Reading, most: int, *, with_code: bool) -> list[RenderableTyp
         grid.add_row(
             Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True), Text(_told(way), overflow="fold")
         )
-    heading = ways.HEADING_BESIDE_FINDINGS if reading.findings else ways.HEADING
+    headings = (ways.HEADING, ways.HEADING_BESIDE_FINDINGS)
+    if reading.cut_off is not None:
+        headings = (words.WAYS_SO_FAR, words.WAYS_SO_FAR_BESIDE_FINDINGS)
+    heading = headings[bool(reading.findings)]
     parts: list[RenderableType] = [heading, grid]
     code = str(found["lines"][chosen]).rstrip()
     peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))
