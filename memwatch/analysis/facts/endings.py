@@ -4,7 +4,7 @@ An exception, a memory limit or a kill may end a recording in the middle of the 
 then has an unknown last use: the program may have been about to read it. So nothing says that such memory is not used
 any more, or that it is never used.
 
-A process that `fork` or `multiprocessing` starts gets the memory of this one, or a copy of what it is sent. DataLoader
+A process that `fork` or `multiprocessing` starts gets a copy of the memory of this one, or of its arguments. DataLoader
 workers read the data set in this way. So the start of a process may be a use of all memory that was alive then.
 """
 
