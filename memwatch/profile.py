@@ -147,8 +147,8 @@ class Profile(Reading):
                 unlink_own_frames(error)
             session.check_place()
             if error is not None and not _is_success(error):
-                ended_by = words.ENDED_BY.format(error=class_name(type(error)))
-                session.note(words.PROGRAM_FAILED, ended_by)
+                session.ended_by = class_name(type(error))
+                session.note(words.PROGRAM_FAILED, words.ENDED_BY.format(error=session.ended_by))
             self._session = None
             try:
                 self._stop(session, failed=error is not None)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.compare import Comparison, PeakSites
     from memwatch.analysis.derived_tables import DerivedTables
+    from memwatch.analysis.facts.endings import CutOff
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
     from memwatch.encoding import ReplayInputs
@@ -193,6 +194,11 @@ class Reading:
             changed = of_modules(self._tables.facts).items()
             found.attrs[name] = {tree.names[module]: text for module, text in changed}
         return found
+
+    @property
+    def cut_off(self) -> CutOff | None:
+        """Where the recording ended before the program's work did; None for a whole recording."""
+        return self._tables.facts.cut_off
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -393,6 +393,10 @@ def _are_extents(value: Any) -> bool:
     )
 
 
+def _are_spans(value: Any) -> bool:
+    return _are_extents({"": value})
+
+
 def _is_expression(value: Any) -> bool:
     return _is_text(value) and len(value) <= _LONGEST_EXPRESSION and bool(_EXPRESSION.fullmatch(value))
 
@@ -421,6 +425,7 @@ _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
     _is_flag: ("complete", "estimate", "stacks", "holders", "allocator", "computes_in_bfloat16", "is_all_adagrad"),
     _is_text: (
         "memwatch", "torch", "python", "platform", "host", "intercept", "recorder", "process_group", "device",
+        "ended_by",
     ),
     _is_whole: (
         "pid", "parent_pid", "rank", "world_size", "local_rank", "of_rank", "restart", "start_ns", "end_ns", "threads",
@@ -431,6 +436,7 @@ _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
     _are_texts: ("argv", "not_recorded"),
     _are_bytes: ("entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "reserved_bytes"),
     _are_extents: ("segments",),
+    _are_spans: ("processes_started_ns",),
     _are_expressions: ("expressions",),
     _are_texts_by_name: ("changed_arguments", "grown_lists", "changed_attributes"),
 }  # fmt: skip

@@ -19,6 +19,8 @@ class FindingRow:
         del_order: a number if one `del` of a variable mends it: of several such findings the lowest number comes first,
             whose `del` is the earliest; None for other kinds.
         is_freed_after_last_use: True if the mended program frees the bytes right after their last use.
+        needs_known_end: True if the finding says that nothing uses the memory later. A recording that was cut off does
+            not show that for memory that was alive then.
         is_mended_by_callers: True if the advice is for the program wherever the op runs: under `no_grad`, or with
             another optimizer.
         is_way: True if the way of this name in `prof.ways` is the same change. For other kinds it is another change:
@@ -32,6 +34,7 @@ class FindingRow:
     is_estimated: bool = False
     del_order: int | None = None
     is_freed_after_last_use: bool = False
+    needs_known_end: bool = False
     is_mended_by_callers: bool = False
     is_way: bool = False
 
@@ -55,6 +58,7 @@ class FindingKind(str, Enum):
         "keeps {nbytes} that are never used again",
         del_order=2,
         is_freed_after_last_use=True,
+        needs_known_end=True,
     )
     # the same, from one iteration of a loop into the next
     ITERATION = FindingRow(
@@ -64,6 +68,7 @@ class FindingKind(str, Enum):
         advice="drop it at the end of the loop's body (`del`), before the next iteration makes it anew",
         del_order=3,
         is_freed_after_last_use=True,
+        needs_known_end=True,
     )
     # an object keeps it from one iteration into the next, and nothing reads it there
     STALE = FindingRow(
@@ -71,6 +76,7 @@ class FindingKind(str, Enum):
         "kept between iterations",
         "keeps {nbytes} from one iteration into the next, where nothing reads them",
         is_freed_after_last_use=True,
+        needs_known_end=True,
     )
     # made long before the first use
     LAG = FindingRow(
@@ -85,6 +91,7 @@ class FindingKind(str, Enum):
         "never used",
         "keeps {nbytes} that no op ever uses",
         advice="do not make it, or drop it once NumPy or `.tolist()` has read it, which no op shows",
+        needs_known_end=True,
     )
     # alive in the next forward
     GRADIENT = FindingRow(
@@ -93,6 +100,7 @@ class FindingKind(str, Enum):
         "keeps {nbytes} in forward, though the optimizer is done with the gradients",
         advice="call zero_grad(set_to_none=True) before forward, right after the optimizer's step",
         is_freed_after_last_use=True,
+        needs_known_end=True,
         is_mended_by_callers=True,
     )
     # saved for a backward that never runs
@@ -105,6 +113,7 @@ class FindingKind(str, Enum):
             "torch.no_grad()"
         ),
         is_freed_after_last_use=True,
+        needs_known_end=True,
         is_mended_by_callers=True,
     )
     # saved for a backward that has run
@@ -117,6 +126,7 @@ class FindingKind(str, Enum):
             "graph"
         ),
         is_freed_after_last_use=True,
+        needs_known_end=True,
         is_mended_by_callers=True,
     )
     # temporaries of a foreach step
@@ -156,6 +166,7 @@ class FindingKind(str, Enum):
         advice="keep only the loss, or `del` the output before backward()",
         del_order=1,
         is_freed_after_last_use=True,
+        needs_known_end=True,
     )
     # models that a search makes one after the other
     MODELS = FindingRow(
@@ -168,6 +179,7 @@ class FindingKind(str, Enum):
             "`param_groups` and its `state`; `memwatch leaks` names what keeps them"
         ),
         is_freed_after_last_use=True,
+        needs_known_end=True,
         is_mended_by_callers=True,
     )
     # of one op
@@ -208,6 +220,7 @@ class FindingKind(str, Enum):
             "before backward()"
         ),
         is_freed_after_last_use=True,
+        needs_known_end=True,
     )
     # every step leaves more behind
     GROWTH = FindingRow(

@@ -32,20 +32,32 @@ if TYPE_CHECKING:
 
 _OF_LOADERS: Final = "torch.utils.data."
 """Start of the module name of the function that DataLoader workers run."""
+_MOST_TIMES: Final = 1_000
+"""Starts of processes whose times are kept one by one. A guess: an epoch with four workers has four."""
 _forks: Final = [0]  # of this process so far; os.register_at_fork cannot be undone
+_counting: Final[list[StartedProcesses]] = []
 
 
 def _forked() -> None:
     _forks[0] += 1
+    for each in _counting:
+        each.add_time()
 
 
 os.register_at_fork(after_in_parent=_forked)
 
 
 class StartedProcesses:
-    """The processes that start between `start` and `stop`, by kind."""
+    """The processes that start between `start` and `stop`, by kind.
+
+    Attributes:
+        times: the times at which a process started that can read the memory of this one: a fork has all of it, and
+            `multiprocessing` sends the arguments. A program that another program starts has none. Each entry has the
+            ticks of the first and the last start; only the last entry may be about more than one.
+    """
 
     def __init__(self) -> None:
+        self.times: list[tuple[int, int]] = []
         self._counts: collections.Counter[StartedAs] = collections.Counter()
         self._unreached: collections.Counter[StartedAs] = collections.Counter()
         self._patches = Patches()
@@ -54,12 +66,15 @@ class StartedProcesses:
     def start(self) -> None:
         """Begin to count."""
         self._forks = _forks[0]
+        _counting.append(self)
         self._patches.put(multiprocessing.process.BaseProcess, "start", self._process)
         self._patches.put(subprocess.Popen, "__init__", self._popen)
 
     def stop(self) -> None:
         """Count no more."""
         self._patches.take_off()
+        if self in _counting:
+            _counting.remove(self)
         if forks := _forks[0] - self._forks:
             self._counts[StartedAs.FORK] = self._unreached[StartedAs.FORK] = forks
 
@@ -70,17 +85,28 @@ class StartedProcesses:
             return ""
         return started_text(self._counts, self._unreached, asked=CHILDREN in os.environ)
 
+    def add_time(self) -> None:
+        """Keep the present time as that of a start."""
+        now = ticks()
+        if len(self.times) < _MOST_TIMES:
+            self.times.append((now, now))
+        else:  # memory that was alive between the two may have been read too
+            self.times[-1] = (self.times[-1][0], now)
+
     def _process(self, start: Callable[[Any], Any], process: Any) -> Any:
         before, target = _forks[0], getattr(process, "_target", None)
         is_worker = str(getattr(target, "__module__", "")).startswith(_OF_LOADERS)
         started = start(process)
+        if _forks[0] == before:  # it is no fork: spawned, or forked by a server
+            self.add_time()
         self._forks += _forks[0] - before  # it is counted by its kind below, not as a fork
         self._counts[StartedAs.LOADER_WORKER if is_worker else StartedAs.MULTIPROCESSING] += 1
         return started
 
     def _popen(self, init: Callable[..., None], popen: Any, args: Any, *rest: Any, **options: Any) -> None:
-        before = _forks[0]
+        before, times = _forks[0], list(self.times)
         init(popen, args, *rest, **options)
+        self.times = times  # it forks for `preexec_fn`, and the other program replaces the memory
         self._forks += _forks[0] - before
         if _is_python(options.get("executable") or args):
             self._counts[StartedAs.PYTHON] += 1
@@ -163,6 +189,11 @@ class ProcessSampler:
     def meta(self) -> dict[str, Any]:
         """The metadata of the place in the job."""
         return self._job_place.meta
+
+    @property
+    def start_times(self) -> list[tuple[int, int]]:
+        """The times at which processes started that can read this one's memory, in ticks: first and last of each."""
+        return self._children.times
 
     def start(self) -> None:
         """Begin to see process groups and starting processes."""

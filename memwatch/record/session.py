@@ -116,6 +116,7 @@ class Session:
         self._flushing = threading.Lock()
         self._events = WaitingEvents()
         self._undo: list[Callable[[], None]] = []
+        self.ended_by = ""  # the class of the exception that ends the block
         self._written_strings, self._pid = 0, os.getpid()
         self._taken = TakenRows(self._clock)
         run = (self.arguments or self.ops).run
@@ -409,6 +410,10 @@ class Session:
             "started_s": self._started_s,
             "start_ns": self._clock.to_ns(self._start_ticks),
             "end_ns": self._clock.to_ns(ticks()),
+            "ended_by": self.ended_by,
+            "processes_started_ns": [
+                list(map(self._clock.to_ns, times)) for times in self._process.start_times
+            ],
             "threads": torch.get_num_threads(),
             "computes_in_bfloat16": computes_in_bfloat16(),
             **self._threads.meta,

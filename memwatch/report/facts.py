@@ -26,8 +26,9 @@ from memwatch.kinds.roles import CATEGORY_OF, KEPT_ON_PURPOSE
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words import summary as words
+from memwatch.words.findings import PEAK, PEAK_SO_FAR
 from memwatch.words.places import own_place, short_own_place
-from memwatch.words.processes import PARTS, parts_text
+from memwatch.words.processes import PARTS, PROGRAM_FAILED, counted, parts_text
 from memwatch.words.storages import short_op
 from memwatch.words.ways import OTHER_OPTIMIZERS
 
@@ -61,6 +62,7 @@ VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset(
     {*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"}
     | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments", "expressions"}
+    | {"ended_by", "processes_started_ns"}
     | {"changed_arguments", "grown_lists", "changed_attributes", "computes_in_bfloat16", "is_all_adagrad"}
 )
 LABELS: Final = {
@@ -215,6 +217,25 @@ def growing(reading: Reading) -> Finding | None:
     return next((finding for finding in reading.findings if getattr(finding, "growth_bytes", 0)), None)
 
 
+def cut_off_text(reading: Reading) -> str:
+    """Return a sentence about a recording that ended before the program's work did; "" for a whole recording."""
+    cut = reading.cut_off
+    if cut is None:
+        return ""
+    ended = words.NOT_WHOLE
+    if any(kind == PROGRAM_FAILED for kind, _ in reading.notes):
+        ended = words.ENDED_BY.format(error=visible(cut.error)) if cut.error else words.ENDED_WITH_ERROR
+    when = ""
+    if cut.iterations is not None:
+        iterations = counted(cut.iterations, "iteration")
+        when = (
+            words.AFTER_ITERATIONS.format(iterations=iterations)
+            if cut.iterations
+            else words.IN_FIRST_ITERATION
+        )
+    return words.CUT_OFF.format(ended=ended, when=when)
+
+
 def headline(reading: Reading) -> str:
     """Return sentences about the largest part of the peak, its main line and the first change; "" for an empty peak."""
     at_peak = reading.at_peak
@@ -228,6 +249,7 @@ def headline(reading: Reading) -> str:
             holder=visible(growth.holder.removesuffix(growth.remark)),
             nbytes=format_bytes(growth.nbytes),
             share=f"{100 * growth.nbytes / reading.peak_bytes:.0f} %",
+            the_peak=_the_peak(reading),
             peak=format_bytes(growth.predicted_peak_bytes),
         )
     categories = bytes_by(at_peak, "category")["nbytes"]
@@ -244,12 +266,12 @@ def headline(reading: Reading) -> str:
     changes = listed_ways(reading)
     way_bytes = int(changes["peak_bytes"].iloc[0]) if len(changes) else None
     if not reading.findings:
-        return text if way_bytes is None else text + _headline_of_ways(changes)
+        return text if way_bytes is None else text + _headline_of_ways(changes, _the_peak(reading))
     first = reading.findings[0]
     finding_bytes, sentence = first.predicted_peak_bytes, words.HEADLINE_FINDING
     if finding_bytes >= reading.peak_bytes:
         finding_bytes, sentence = first.together_peak_bytes, words.HEADLINE_FINDINGS
-    text += sentence.format(peak=format_bytes(finding_bytes))
+    text += sentence.format(the_peak=_the_peak(reading), peak=format_bytes(finding_bytes))
     if way_bytes is None or way_bytes >= finding_bytes:
         return text
     is_included = str(first.kind) in str(changes["kind"].iloc[0]).split(" + ")
@@ -263,12 +285,17 @@ def small_growth(reading: Reading) -> Finding | None:
     return next(found, None)
 
 
-def _headline_of_ways(changes: pd.DataFrame) -> str:
+def _the_peak(reading: Reading) -> str:
+    """Return the words for the peak, which is not the whole program's if the recording was cut off."""
+    return PEAK if reading.cut_off is None else PEAK_SO_FAR
+
+
+def _headline_of_ways(changes: pd.DataFrame, the_peak: str) -> str:
     """Return the peak with the first change, and the peak with the shown code if that belongs to a later one."""
     _, chosen = shown_ways(changes, most=len(changes))
     peaks = [format_bytes(int(nbytes)) for nbytes in changes["peak_bytes"]]
     code = words.HEADLINE_CODE.format(peak=peaks[chosen]) if chosen else ""
-    return words.HEADLINE_WAY.format(peak=peaks[0]) + code
+    return words.HEADLINE_WAY.format(the_peak=the_peak, peak=peaks[0]) + code
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.analysis.facts.endings import CutOff
     from memwatch.own_code import CodeOwner
     from memwatch.words.processes import ReservedBytes
 
@@ -145,6 +146,10 @@ class Reading(Protocol):
     @property
     def ways(self) -> pd.DataFrame:
         """Changes that would lower the peak, simulated."""
+
+    @property
+    def cut_off(self) -> CutOff | None:
+        """Where the recording ended before the program's work did; None for a whole recording."""
 
     @property
     def notes(self) -> Sequence[tuple[str, str]]:

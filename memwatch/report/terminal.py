@@ -26,6 +26,7 @@ from memwatch.report.console import (
 from memwatch.report.facts import (
     bytes_by,
     bytes_by_line,
+    cut_off_text,
     evidence_bytes,
     evidence_text,
     growing,
@@ -50,6 +51,7 @@ from memwatch.text import visible
 from memwatch.words import summary as words
 from memwatch.words import ways
 from memwatch.words.findings import EDIT, holder_at
+from memwatch.words.holders import short_inferred
 from memwatch.words.places import short_place
 from memwatch.words.processes import counted, reserved_at_peak_text
 
@@ -78,7 +80,7 @@ INDENT: Final = 4
 _MOST_CODE_LINES: Final = 40
 """Code of so many lines is shown even if the summary then has more lines than a screen. An optimizer that steps in the
 backward with fused=True has 34 lines. Only the loss in parts has more than this limit, over 100."""
-_EXPLAINED_RATIO: Final = 0.05
+_EXPLAINED_RATIO: Final = 0.01
 """A guess: the name of a category with a smaller share of the peak is not explained."""
 
 
@@ -240,6 +242,8 @@ def _headline(reading: Reading) -> Text:
     if not _is_entry_and_increase(reading):
         entry, increase = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
         text.append(f"\n{words.INCREASE_ELSEWHERE.format(entry=entry, increase=increase)}")
+    if ended := cut_off_text(reading):
+        text.append(f"\n{clip(ended)}", style="bold")
     if sentences := headline(reading):
         text.append(f"\n{sentences}", style="bold")
     text.append_text(_reserved(reading)).append_text(_other_devices(reading))
@@ -315,8 +319,10 @@ def _categories(reading: Reading, line: int) -> Table:
 
 
 def _meanings(reading: Reading) -> list[Text]:
-    """Explain the larger categories. The headline has explained the largest."""
-    groups = bytes_by(reading.at_peak, "category")["nbytes"].iloc[1:]
+    """Explain the larger categories. The headline has explained the largest, unless it is about growth."""
+    groups = bytes_by(reading.at_peak, "category")["nbytes"]
+    if headline(reading) and growing(reading) is None:
+        groups = groups.iloc[1:]
     large = groups.index[groups >= reading.peak_bytes * _EXPLAINED_RATIO]
     told = [row for category in large if (row := CATEGORY_OF.get(str(category))) and row.meaning]
     return [Text("; ".join(f"{row.name}: {row.meaning}" for row in told), style="dim")] if told else []
@@ -379,10 +385,11 @@ def _holders(reading: Reading, rows: int, line: int) -> Table:
     room = line - FIGURES_WIDTH - _longest(groups.index[:rows]) - GAP
     for kind, row in groups.head(rows).iterrows():
         largest = bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
-        told = "".join(map(str, largest.index[:1]))  # empty where no holder is known
+        # empty where no holder is known
+        told, remark = short_inferred("".join(map(str, largest.index[:1])))
         if len(largest) > 1:
             told = f"{format_bytes(largest.iloc[0])}: {told}"
-        cells = (name(str(kind)), head(told, room))
+        cells = (name(str(kind)), head(told, room - len(remark)) + remark)
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *cells)
     _add_rest(table, groups["nbytes"].iloc[rows:], reading)
     return table
@@ -412,6 +419,8 @@ def _saved(reading: Reading) -> list[Text]:
     if not saved.nbytes:
         return []
     only = saved.nbytes - saved.held_anyway_bytes
+    if f"{100 * saved.share_ratio:.1f}" == "0.0":
+        return []
     text = Text(words.ONLY_FOR_BACKWARD)
     text.append(f"{100 * saved.share_ratio:.1f} % of the peak ({format_bytes(only)})", style="bold")
     if saved.held_anyway_bytes:
@@ -504,7 +513,10 @@ def _ways(reading: Reading, most: int, *, with_code: bool) -> list[RenderableTyp
         grid.add_row(
             Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True), Text(_told(way), overflow="fold")
         )
-    heading = ways.HEADING_BESIDE_FINDINGS if reading.findings else ways.HEADING
+    headings = (ways.HEADING, ways.HEADING_BESIDE_FINDINGS)
+    if reading.cut_off is not None:
+        headings = (words.WAYS_SO_FAR, words.WAYS_SO_FAR_BESIDE_FINDINGS)
+    heading = headings[bool(reading.findings)]
     parts: list[RenderableType] = [heading, grid]
     code = str(found["lines"][chosen]).rstrip()
     peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))

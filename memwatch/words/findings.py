@@ -36,11 +36,14 @@ PER_ROUND: Final = "{headline}, +{rate} per iteration"
 CHANGE: Final = "{headline}; {advice}"
 CHANGE_SENTENCE: Final = "It {change}."
 """The change as a sentence about the holder, where the peak after it stands elsewhere."""
-ALONE: Final = "{change}; the peak would fall to {alone}"
+PEAK: Final = "the peak"
+PEAK_SO_FAR: Final = "the peak so far"
+"""Of a recording that was cut off: the whole program may have a higher peak."""
+ALONE: Final = "{change}; {peak} would fall to {alone}"
 ALONE_AND_TOGETHER: Final = (
-    "{change}; the peak would fall to {alone}, and to {together} with all findings mended"
+    "{change}; {peak} would fall to {alone}, and to {together} with all findings mended"
 )
-TOGETHER: Final = "{change}; the peak would fall to {together} with all findings mended"
+TOGETHER: Final = "{change}; {peak} would fall to {together} with all findings mended"
 """A finding's advice, by whether the peak falls when it alone is mended, and further with all others."""
 
 FINDING: Final = "{holder}, {advice}"
@@ -53,7 +56,7 @@ ALSO_HELD: Final = "{holder} (also held by {others})"
 
 GROWTH: Final = (
     "grows by {rate} per step since step {step}{made}, by {nbytes} in all; {advice}; "
-    "the peak would fall to {alone}"
+    "{peak} would fall to {alone}"
 )
 MADE_AT: Final = ", at {line}"
 UNSEEN_GROWTH: Final = "memory that no recorded step made"

@@ -79,6 +79,8 @@ CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
 
 INFERRED: Final = "{holder} (inferred: {rule})"
 """A holder that was not seen."""
+INFERRED_SHORT: Final = " (inferred)"
+"""The same without its rule, for a table."""
 
 
 def role_holder(role: str, name: str) -> str:
@@ -86,6 +88,13 @@ def role_holder(role: str, name: str) -> str:
     row = ROLE_OF.get(role)
     template = None if row is None else row.holder_words
     return role_name(role, name) if template is None else template.format(name=name)
+
+
+def short_inferred(holder: str) -> tuple[str, str]:
+    """Return a holder without how it is known, and a short remark if it was not seen; "" if it was."""
+    before, _, after = INFERRED.removeprefix("{holder}").partition("{rule}")
+    words, found, _ = holder.rpartition(before)
+    return (words, INFERRED_SHORT) if found and holder.endswith(after) else (holder, "")
 
 
 def told_by_op(template: str, op_name: str, module: str = "", thread: str = "") -> str:

@@ -22,19 +22,31 @@ HEADLINE_TWO_LINES: Final = (
 """Where the second line made nearly as much."""
 HEADLINE_GROWTH: Final = (
     "Memory grows by {rate} with each iteration: {holder} keeps {nbytes} ({share} of the peak). "
-    "Without that, the peak would be {peak}."
+    "Without that, {the_peak} would be {peak}."
 )
 """In place of `HEADLINE`: the parts of the peak say little while one of them grows."""
-HEADLINE_FINDING: Final = " Without the first finding below, the peak would be {peak}."
-HEADLINE_FINDINGS: Final = " Without the findings below, the peak would be {peak}."
+HEADLINE_FINDING: Final = " Without the first finding below, {the_peak} would be {peak}."
+HEADLINE_FINDINGS: Final = " Without the findings below, {the_peak} would be {peak}."
 """Where the first of them alone would leave the peak as it is: other memory is as large at another instant."""
 HEADLINE_INSTEAD: Final = " With the first change below instead: {peak}."
 HEADLINE_INCLUDED: Final = " With the first change below, which includes that fix: {peak}."
 """For a change that includes the change of the finding."""
-HEADLINE_WAY: Final = " With the first change below, the peak would be {peak}."
+HEADLINE_WAY: Final = " With the first change below, {the_peak} would be {peak}."
 HEADLINE_CODE: Final = " The code below would bring it to {peak}."
 """Where the first change needs a decision, the code of a later one is shown."""
 """The first sentences of the page and of the summary."""
+
+CUT_OFF: Final = "{ended}{when}. Its later peaks, and the peak after each change, can be higher."
+ENDED_BY: Final = "The recorded code ended with {error}"
+ENDED_WITH_ERROR: Final = "The recorded code ended with an error"
+NOT_WHOLE: Final = "The recording has only the first part of the program"
+IN_FIRST_ITERATION: Final = ", in its first iteration"
+AFTER_ITERATIONS: Final = ", after {iterations}"
+"""A recording that was cut off: how it ended, and after how much of the program."""
+
+WAYS_SO_FAR: Final = "What would lower the peak so far"
+WAYS_SO_FAR_BESIDE_FINDINGS: Final = "What else would lower the peak so far, each change alone"
+"""The heading of the changes for such a recording."""
 
 PROCESS: Final = "The process when it was largest: {parts}"
 

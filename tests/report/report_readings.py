@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from memwatch.analysis.facts.endings import CutOff
 from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.analysis.tables import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
@@ -54,6 +55,7 @@ class HandMade:
     holders: dict = field(default_factory=dict)
     device: str = "cpu"
     reserved: ReservedBytes | None = None
+    cut_off: CutOff | None = None
 
     @property
     def devices(self) -> list[str]:

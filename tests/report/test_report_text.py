@@ -22,6 +22,7 @@ from memwatch.report.stats import format_stats, stats
 from memwatch.report.terminal import summary
 from memwatch.report.tree import peak_tree, tree
 from memwatch.sizes import format_bytes, parse_bytes
+from memwatch.words.holders import short_inferred
 from memwatch.words.storages import short_op
 
 
@@ -315,3 +316,41 @@ def test_the_headline_promises_no_lower_peak_without_a_finding_that_leaves_it_as
         kept
     )
     assert "Without the" not in headline(dropped)
+
+
+@pytest.mark.words
+def test_a_table_says_in_one_word_that_a_holder_is_inferred():
+    """The rule is in the profile's data."""
+    life = {"born": 1, "nbytes": 1 << 20, "line": "train.py:1"}
+    reading = report_readings.from_lives([life], holders={0: (HOLDER, "gradient", "")})
+    for width in (60, 80, 200):
+        (row,) = (line for line in summary(reading, width=width).splitlines() if " gradient " in line)
+        assert row.rstrip().endswith(" (inferred)")
+        assert "found in" not in row
+    assert short_inferred("global `feats`") == ("global `feats`", "")
+
+
+HOLDER = "`blocks.0.mlp.2.weight` .grad (inferred: found in this role later)"
+
+
+@pytest.mark.words
+@pytest.mark.parametrize(("share_ratio", "is_explained"), [(0.02, True), (0.001, False)])
+def test_a_category_of_one_percent_is_explained(share_ratio, is_explained):
+    large = {"born": 1, "nbytes": 1 << 20, "category": "parameter", "line": "train.py:1"}
+    lives = [large, large | {"nbytes": int(share_ratio * (1 << 20)), "category": "held"}]
+    told = summary(report_readings.from_lives(lives), width=200)
+    assert "held" in told
+    assert ("held: a variable keeps it from one iteration to the next" in told) == is_explained
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("nbytes", [1 << 20, 4])
+def test_nothing_is_said_of_memory_for_backward_that_hardly_takes_any(nbytes):
+    with memwatch.profile() as prof:
+        kept = torch.ones(1 << 20)
+        scale = torch.ones(nbytes // 4, requires_grad=True)
+        loss = (scale * 2).exp().sum()
+        peak = torch.ones(1 << 22)
+        del kept, peak
+        loss.backward()
+    assert ("Kept only for backward: " in summary(prof, width=200)) == (nbytes > 4)

@@ -5,7 +5,8 @@ used at all. The words come from heap profiling (Röjemo & Runciman, ICFP 1996).
 
 A kernel uses its workspace during the workspace's whole life. An allocation without a recorded use counts as void
 only if memwatch would have recorded a use. Memory without a tensor is excluded, and so is memory of other threads,
-because their ops are not recorded.
+because their ops are not recorded. `endings` has two further cases: memory that was alive when the recording was cut
+off, and memory that another process may have read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.endings import ProcessStarts
     from memwatch.analysis.facts.live_curve import LiveCurve
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
@@ -40,8 +42,9 @@ class Biographies:
 
     used: NDArray[np.bool_]
     known: NDArray[np.bool_]  # whether the uses were recorded; without them, all phases are unknown
-    lag_known: NDArray[np.bool_]  # whether all steps between birth and first use were recorded
-    drag_known: NDArray[np.bool_]  # whether all steps between last use and death were recorded
+    lag_known: NDArray[np.bool_]  # whether nothing can have used it unseen between birth and first use
+    drag_known: NDArray[np.bool_]  # the same between last use and death, as far as the recording goes
+    ends_known: NDArray[np.bool_]  # whether its life ended before the recording was cut off
     _curve: LiveCurve
     _times_ns: Callable[[IntArray | slice], _Times]
 
@@ -77,25 +80,42 @@ class Biographies:
         """Return how long some allocations lived on after their last use."""
         times = self._times_ns(rows)
         return np.where(
-            self.used[rows] & self.known[rows] & self.drag_known[rows], times.death - times.end, 0
+            self.used[rows] & self.known[rows] & self.drag_known[rows] & self.ends_known[rows],
+            times.death - times.end,
+            0,
         )
 
     def void_ns(self, rows: IntArray | slice) -> IntArray:
         """Return how long some allocations lived that no op ever used."""
         times = self._times_ns(rows)
-        return np.where(self.used[rows] | ~self.known[rows], 0, times.death - times.birth)
+        is_void = ~self.used[rows] & self.known[rows] & self.ends_known[rows]
+        return np.where(is_void, times.death - times.birth, 0)
 
-    def phase_at(self, event: int, rows: IntArray) -> IntArray:
-        """Return the phase of some allocations at an event: an index into PHASE_NAMES, -1 where it is not known."""
-        drag, lag = np.where(self.drag_known[rows], DRAG, NONE), np.where(self.lag_known[rows], LAG, NONE)
+    def phase_at(self, event: int, rows: IntArray, *, so_far: bool = False) -> IntArray:
+        """Return the phase of some allocations at an event: an index into PHASE_NAMES, -1 where it is not known.
+
+        Args:
+            event: the event.
+            rows: the allocations.
+            so_far: whether to return the phase as if the program had ended where the recording was cut off.
+        """
+        ends_known = so_far | self.ends_known[rows]
+        drag = np.where(self.drag_known[rows] & ends_known, DRAG, NONE)
+        lag = np.where(self.lag_known[rows], LAG, NONE)
         in_use = np.where(event < self.last_events(rows), USE, drag)
         phase = np.where(event < self.first_events(rows), lag, in_use)
-        return np.where(self.known[rows], np.where(self.used[rows], phase, VOID), NONE)
+        unused = np.where(ends_known, VOID, NONE)
+        return np.where(self.known[rows], np.where(self.used[rows], phase, unused), NONE)
+
+    def are_read_by_ops_alone(self, rows: IntArray, starts: ProcessStarts) -> NDArray[np.bool_]:
+        """Return for which allocations no process started after their last use, which may have read them."""
+        times = self._times_ns(rows)
+        return ~starts.are_within(np.where(self.used[rows], times.end, times.birth), times.death)
 
 
 def write_biographies(
     capture: Capture, allocations: Allocations, curve: LiveCurve, bounds: UseBounds,
-    spans_unrecorded: Callable[[IntArray, IntArray], NDArray[np.bool_]],
+    may_be_used_unseen: Callable[[IntArray, IntArray], NDArray[np.bool_]], *, ends_known: NDArray[np.bool_],
 ) -> Biographies:  # fmt: skip
     """Return the biography of every allocation.
 
@@ -104,7 +124,9 @@ def write_biographies(
         allocations: every piece of memory.
         curve: the live curve.
         bounds: first and last op that used each allocation, -1 if none.
-        spans_unrecorded: takes starts and ends of stretches of time; returns which of them touch an unrecorded step.
+        may_be_used_unseen: takes starts and ends of stretches of time; returns in which of them memory may have been
+            used without a recorded op.
+        ends_known: whether each life ended before the recording was cut off.
     """
     used = bounds.first_op != NONE
     if not capture.rows("ops"):
@@ -120,10 +142,10 @@ def write_biographies(
     for start in range(0, len(used), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
         times = times_ns(rows)
-        known[rows] &= used[rows] | in_kernel[rows] | ~spans_unrecorded(times.birth, times.death)
-        lag_known[rows] = ~spans_unrecorded(times.birth, times.start)
-        drag_known[rows] = ~spans_unrecorded(times.end, times.death)
-    return Biographies(used | in_kernel, known, lag_known, drag_known, curve, times_ns)
+        known[rows] &= used[rows] | in_kernel[rows] | ~may_be_used_unseen(times.birth, times.death)
+        lag_known[rows] = ~may_be_used_unseen(times.birth, times.start)
+        drag_known[rows] = ~may_be_used_unseen(times.end, times.death)
+    return Biographies(used | in_kernel, known, lag_known, drag_known, ends_known, curve, times_ns)
 
 
 class _Times(NamedTuple):

@@ -11,6 +11,7 @@ from memwatch.analysis.facts.allocations import BASELINE, UNRECORDED, Allocation
 from memwatch.analysis.facts.biographies import Biographies, UseBounds, use_bounds, write_biographies
 from memwatch.analysis.facts.categories import Categories, Categoriser
 from memwatch.analysis.facts.devices import narrowed
+from memwatch.analysis.facts.endings import CutOff, ProcessStarts, cut_off_ns, ends_known
 from memwatch.analysis.facts.iterations import (
     KeptAcross,
     at,
@@ -133,8 +134,52 @@ class Facts:
     def biographies(self) -> Biographies:
         """The four phases of every allocation."""
         return write_biographies(
-            self.capture, self.allocations, self.curve, self.use_bounds, self.steps.spans_unrecorded
+            self.capture,
+            self.allocations,
+            self.curve,
+            self.use_bounds,
+            self._may_be_used_unseen,
+            ends_known=self.ends_known,
         )
+
+    def _may_be_used_unseen(self, from_ns: IntArray, until_ns: IntArray) -> NDArray[np.bool_]:
+        """Return in which stretches of time a step was not recorded or another process started."""
+        return self.steps.spans_unrecorded(from_ns, until_ns) | self.process_starts.are_within(
+            from_ns, until_ns
+        )
+
+    @cached_property
+    def process_starts(self) -> ProcessStarts:
+        """The times at which processes started that may have read this process's memory."""
+        return ProcessStarts(self._source)
+
+    @cached_property
+    def ends_known(self) -> NDArray[np.bool_]:
+        """Per allocation: whether it had ended before the recording was cut off. All have in a whole recording."""
+        return ends_known(self.allocations, self._cut_off_ns)
+
+    @cached_property
+    def _cut_off_ns(self) -> int | None:
+        return cut_off_ns(self._source)
+
+    @cached_property
+    def ended_iterations_ns(self) -> IntArray:
+        """When iterations ended, in order; of a recording that was cut off without the one that it ends in."""
+        ends_ns = np.sort(self.kept_across.ends_ns)
+        cut_ns = self._cut_off_ns
+        return ends_ns if cut_ns is None else ends_ns[ends_ns < cut_ns]
+
+    def is_of_ended_iteration(self, row: int) -> bool:
+        """Return True for an allocation from before the end of the last whole iteration."""
+        return bool(self.allocations.birth_ns[row] < self.ended_iterations_ns.max(initial=NONE))
+
+    @cached_property
+    def cut_off(self) -> CutOff | None:
+        """The end of a recording that was cut off; None for a whole recording."""
+        if self._cut_off_ns is None:
+            return None
+        count = len(self.ended_iterations_ns) if self.kept_across.are_told else None
+        return CutOff(str(self._source.meta.get("ended_by", "")), count)
 
     @cached_property
     def categories(self) -> Categories:

@@ -274,12 +274,15 @@ class Finding(ShownAsText):
 
     @property
     def variable(self) -> str:
-        """The variable that `site` sets, if the holder is an attribute of its value; else empty."""
+        """The global variable that `site` sets, if the holder is an attribute of its value; else empty.
+
+        The line of a local variable is the one that its call had reached, which need not set the variable.
+        """
         if len(self.edges) < 2 or self.edges[1].kind is not EdgeKind.ATTRIBUTE:
             return ""
         first = self.edges[0]
-        is_variable = first.kind in (EdgeKind.GLOBAL, EdgeKind.LOCAL)
-        return first.name or "" if is_variable and site_text(first) == self.site else ""
+        is_set_there = first.kind is EdgeKind.GLOBAL and site_text(first) == self.site
+        return first.name or "" if is_set_there else ""
 
     def __str__(self) -> str:
         """Return one line: the variable, the memory that it keeps, the change, and the peak after it."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.holders.paths import HolderPath
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import IN_BACKWARD, NONE
 from memwatch.kinds.findings import FindingKind
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
@@ -53,6 +53,27 @@ def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
         if (last[group][order][:-2] >= made[group][order][2:]).any():
             return candidate
     return dataclasses.replace(candidate, kind=FindingKind.GROWTH)
+
+
+def grows_over_iterations(candidate: Candidate, facts: Facts, loops: Loops) -> bool:
+    """Return True for a series whose memory comes from several whole iterations of the program.
+
+    Without a step or a backward, the graphs of several calls may wait for one backward. Layers that run one after the
+    other make a series too, in one iteration.
+    """
+    if not facts.kept_across.are_told:
+        return False
+    is_growth = as_growth(candidate, facts, loops).kind is FindingKind.GROWTH
+    is_growth |= candidate.kind in _OF_GRAPHS and _trains(facts) and rate_bytes(candidate, facts, loops) > 0
+    born_ns = facts.allocations.birth_ns[candidate.allocations]
+    passes = np.unique(np.searchsorted(facts.ended_iterations_ns, born_ns))
+    return is_growth and len(passes) >= _FEWEST_PASSES
+
+
+def _trains(facts: Facts) -> bool:
+    """Return True if steps or backwards, not only calls of a module, show where iterations end."""
+    has_steps = any(facts.capture.rows(name) for name in ("steps", "step_curve"))
+    return has_steps or bool(np.isin(facts.capture.tables["ops"]["phase"], IN_BACKWARD).any())
 
 
 def rate_bytes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
@@ -179,6 +200,7 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
         nbytes=format_bytes(growth.nbytes),
         made=words.MADE_AT.format(line=line) if line else "",
         advice=(told[0].kind.row.drop if told else None) or words.DROP_ANY,
+        peak=words.PEAK if facts.cut_off is None else words.PEAK_SO_FAR,
         alone=format_bytes(growth.predicted_peak_bytes),
     )
     return [

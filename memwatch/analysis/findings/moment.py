@@ -142,10 +142,14 @@ class Moment:
 
     @cached_property
     def _idle(self) -> list[tuple[int, int]]:
-        """The allocations, with their phase, that no op uses now. Memory from before the block is left out."""
+        """The allocations, with their phase, that no op uses now. Memory from before the block is left out.
+
+        The phases are those so far: `search` decides what they show of memory that was alive when the recording was cut
+        off.
+        """
         allocations = self.facts.allocations
         rows = np.flatnonzero(self.alive & (allocations.storage != NONE) & (allocations.birth_event > 0))
-        phases = self.facts.biographies.phase_at(self.event, rows)
+        phases = self.facts.biographies.phase_at(self.event, rows, so_far=True)
         idle = zip(rows.tolist(), phases.tolist(), strict=True)
         return [(row, phase) for row, phase in idle if phase != USE and row not in self._taken]
 
@@ -294,9 +298,14 @@ class Moment:
 
     @cached_property
     def held_by_autograd(self) -> list[tuple[int, set[SavedTensorOutcome]]]:
-        """The allocations that only autograd keeps though no backward needs them, with the fate of each."""
-        found = []
+        """The allocations that only autograd keeps though no backward needs them, with the fate of each.
+
+        If the recording was cut off, the graphs of its last iteration are left out: their backward was still to come.
+        """
+        found, facts = [], self.facts
         for row, phase, packs in self._droppable:
+            if not (facts.ends_known[row] or facts.is_of_ended_iteration(row)):
+                continue
             outcomes = {self.evidence.outcomes.at(pack, self.op) for pack in packs}
             if packs and phase != LAG and SavedTensorOutcome.NEEDED not in outcomes:
                 found.append((row, outcomes))

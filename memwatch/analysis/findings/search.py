@@ -24,7 +24,7 @@ from memwatch.analysis.findings.finding import (
     spare,
     spared_bytes,
 )
-from memwatch.analysis.findings.growth import as_growth, find_growth, rate_bytes
+from memwatch.analysis.findings.growth import as_growth, find_growth, grows_over_iterations, rate_bytes
 from memwatch.analysis.findings.held import HELD, without_gathered
 from memwatch.analysis.findings.loops import Loops
 from memwatch.analysis.findings.moment import Evidence, IdleGradients, Moment
@@ -41,6 +41,8 @@ from memwatch.words.places import short_own_place, short_place
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.columns import IntArray
 
@@ -55,6 +57,10 @@ _LEAST_PART: Final = (
 )
 _LINES_OF_ONE_NAME: Final = 2
 """If a variable gets tensors from so many lines, each line needs a `del`. More lines fill a container. A guess."""
+_PLACE: Final = ("stack", "name")
+"""The columns that show whether two ops are the same place of a loop."""
+_FEWEST_LIKE: Final = 2
+"""Results of one place with a known end, from which the end of a later result follows. A guess."""
 _LEAST_SHARE_OF_SMALL: Final = 1 / 2
 """A candidate that matters only with others of its size has at least this share of `least_bytes`, so that two may be
 enough. A guess."""
@@ -136,7 +142,51 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
             found[key] = found[key].joined(candidate) if key in found else candidate
             taken.update(candidate.allocations)
             spare(live, candidate, facts)
-    return [*found.values(), *_avoidable(evidence, taken)]
+    as_shown = (_as_far_as_shown(candidate, evidence) for candidate in found.values())
+    shown = [candidate for candidate in as_shown if candidate is not None]
+    taken = {row for candidate in shown for row in candidate.allocations}
+    return [*shown, *_avoidable(evidence, taken)]
+
+
+def _as_far_as_shown(candidate: Candidate, evidence: Evidence) -> Candidate | None:
+    """Return a candidate without the memory that was alive when the recording was cut off; None if nothing is left.
+
+    The program may have been about to use that memory. Some of it stays. Earlier iterations show the end of memory that
+    the same lines make and use last in each. A series that grew over several whole iterations is growth, whatever the
+    program does with it later.
+    """
+    facts, rows = evidence.facts, candidate.allocations
+    if not candidate.kind.row.needs_known_end or facts.ends_known[rows].all():
+        return candidate
+    of_ended = candidate.without(
+        {row for row in rows if not (facts.ends_known[row] or facts.is_of_ended_iteration(row))}
+    )
+    if of_ended.allocations and grows_over_iterations(of_ended, facts, evidence.loops):
+        shown = of_ended
+    else:
+        is_shown = _have_known_ends(np.array(rows), facts)
+        shown = candidate.without({row for row, each in zip(rows, is_shown, strict=True) if not each})
+    if not shown.allocations:
+        return None
+    nbytes = int(spared_bytes(shown, facts).max(initial=0))
+    return dataclasses.replace(shown, nbytes=min(candidate.nbytes, nbytes))
+
+
+def _have_known_ends(rows: IntArray, facts: Facts) -> NDArray[np.bool_]:
+    """Return which allocations ended in the recording, or are like several that did.
+
+    Those have the same size, and the same calls of ops made them and used them last.
+    """
+    made, last = facts.allocations.op[rows], facts.use_bounds.last_op[rows]
+    ops = facts.capture.tables["ops"]
+    columns = [
+        np.append(ops[name], NONE)[np.minimum(op, len(ops[name]))] for op in (made, last) for name in _PLACE
+    ]
+    _, group = np.unique(np.stack([facts.allocations.nbytes[rows], *columns]), axis=1, return_inverse=True)
+    known = facts.ends_known[rows]
+    count = np.bincount(group.ravel(), weights=known)
+    shown: NDArray[np.bool_] = known | (count[group.ravel()] >= _FEWEST_LIKE)
+    return shown
 
 
 def _held_at(moment: Moment, least_bytes: int) -> list[Candidate]:
@@ -440,6 +490,7 @@ def _finding(
         peak_bytes=facts.curve.peak_bytes,
         alone_bytes=alone_bytes,
         together_bytes=together_bytes,
+        is_cut_off=facts.cut_off is not None,
     )
     return Finding(
         kind=candidate.kind,
@@ -517,7 +568,13 @@ def change_of(
 
 
 def with_peaks(
-    kind: FindingKind, change: str, *, peak_bytes: int, alone_bytes: int, together_bytes: int
+    kind: FindingKind,
+    change: str,
+    *,
+    peak_bytes: int,
+    alone_bytes: int,
+    together_bytes: int,
+    is_cut_off: bool = False,
 ) -> str:
     """Return a change with the peak after it.
 
@@ -527,6 +584,7 @@ def with_peaks(
         peak_bytes: the peak.
         alone_bytes: the peak after this change alone.
         together_bytes: the peak after all changes.
+        is_cut_off: whether the recording was cut off, so that the peak of the whole program is not known.
     """
     alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
     if kind.row.is_estimated:
@@ -537,7 +595,8 @@ def with_peaks(
         return change
     else:
         template = words.TOGETHER
-    return template.format(change=change, alone=alone, together=together)
+    peak = words.PEAK_SO_FAR if is_cut_off else words.PEAK
+    return template.format(change=change, peak=peak, alone=alone, together=together)
 
 
 def _what_to_do(kind: FindingKind, holder: Holder) -> str:

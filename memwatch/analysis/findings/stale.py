@@ -106,7 +106,8 @@ def _unread(facts: Facts, least_bytes: int) -> list[IntArray]:
     is_read_later = (last != NONE) & (ops["start_ns"][np.maximum(last, 0)] >= end_ns)
     is_kept = outlives & ~_is_kept_on_purpose(facts, rows)
     often_read = np.isin(stacks, stacks[is_read_later])
-    unread = is_kept & ~often_read
+    unread = is_kept & ~often_read & facts.ends_known[rows]
+    unread &= facts.biographies.are_read_by_ops_alone(rows, facts.process_starts)
     return [rows[unread & (stacks == stack)] for stack in np.unique(stacks[unread]).tolist()]
 
 

@@ -12,6 +12,7 @@ from memwatch.kinds.roles import CATEGORIES, CATEGORY_OF
 from memwatch.report.facts import (
     PeakInstant,
     bytes_by,
+    cut_off_text,
     describe_meta,
     evidence_bytes,
     evidence_text,
@@ -120,7 +121,9 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "facts": [[visible(label), hide(text)] for label, text in describe_meta(_telling(meta))],
         "totals": _totals(reading),
         "devices": _devices(reading),
-        "headline": visible(headline(reading)) if source else "",  # it names a line
+        "headline": " ".join(
+            filter(None, [cut_off_text(reading), visible(headline(reading)) if source else ""])
+        ),  # without the lines of the program, as the second sentence names one
         "peak": {
             **_peak(at, hide, source=source, has_times=is_recorded(reading, "times")),
             "step": _step_of_peak(reading, at.event),

@@ -1,0 +1,142 @@
+"""Memory that was alive when another process started may have been read there: its use is not known."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import memwatch
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+SIZE = 1 << 16
+
+
+class Rows(Dataset):
+    """A data set of one tensor."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        """Return the number of rows."""
+        return len(self.data)
+
+    def __getitem__(self, index):
+        """Return a row."""
+        return self.data[index].sum()
+
+
+def load(rows):
+    for _ in DataLoader(rows, batch_size=2, num_workers=1):
+        pass
+
+
+def start_process(rows):
+    worker = multiprocessing.get_context("fork").Process(target=len, args=(rows,))
+    worker.start()
+    worker.join()
+
+
+def fork(rows):
+    child = os.fork()
+    if not child:
+        os._exit(0 if len(rows) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def start_program(rows):
+    """Start a program, which cannot read this process's memory."""
+    assert len(rows)
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+
+
+def work():
+    used = torch.ones(SIZE)
+    for _ in range(3):
+        (used + 1).sum()
+
+
+def hold(start, *, before):
+    """Make a data set that no op of this process reads, before or after another process starts."""
+    if not before:
+        start([1])
+    rows = Rows(torch.ones(4, SIZE // 4))
+    if before:
+        start(rows)
+    work()
+    assert len(rows) == 4
+
+
+def use_then_start(start, *, before):
+    """Use a tensor for the last time before or after another process starts."""
+    kept = torch.ones(SIZE)
+    kept.sum()
+    if not before:
+        start([1])
+        kept.sum()
+    else:
+        start(kept)
+    work()
+
+
+def found(program, *args, **options):
+    with memwatch.profile() as prof:
+        program(*args, **options)
+    return prof, {str(finding.kind) for finding in prof.findings}
+
+
+@pytest.mark.parametrize("start", [start_process, fork])
+@pytest.mark.parametrize(("program", "kind"), [(hold, "void"), (use_then_start, "drag")])
+def test_memory_that_a_started_process_may_read_is_no_finding(start, program, kind):
+    prof, kinds = found(program, start, before=True)
+    assert kind not in kinds
+    assert kind not in set(prof.at_peak["phase"][prof.at_peak["nbytes"] == SIZE * 4])
+    prof, kinds = found(program, start, before=False)
+    assert kind in kinds
+    assert kind in set(prof.at_peak["phase"])
+
+
+def test_the_data_set_of_loader_workers_is_no_finding():
+    assert "void" not in found(hold, load, before=True)[1]
+
+
+def test_a_tensor_from_after_the_workers_is_judged():
+    assert "void" in found(hold, lambda _: load(Rows(torch.ones(4, 4))), before=False)[1]
+
+
+def test_a_started_program_reads_no_memory_of_this_one():
+    assert "void" in found(hold, start_program, before=True)[1]
+
+
+def test_a_file_keeps_when_processes_started(tmp_path):
+    with memwatch.profile(tmp_path / "run.memwatch"):
+        hold(fork, before=True)
+    reading = memwatch.load(tmp_path / "run.memwatch")
+    ((first_ns, last_ns),) = reading.meta["processes_started_ns"]
+    assert reading.meta["start_ns"] < first_ns == last_ns < reading.meta["end_ns"]
+    assert reading.findings == []
+
+
+def test_many_starts_become_one_stretch(monkeypatch):
+    """The times of some starts are kept. After these, memory of the whole rest counts as read."""
+    monkeypatch.setattr("memwatch.record.process._MOST_TIMES", 2)
+    with memwatch.profile() as prof:
+        for _ in range(4):
+            fork([1])
+    (first, second) = prof.meta["processes_started_ns"]
+    assert first[0] == first[1] < second[0] < second[1]
+
+
+def test_the_line_where_a_local_variables_call_stands_is_not_said_to_set_it():
+    prof, _ = found(hold, lambda _: None, before=True)
+    (finding,) = (finding for finding in prof.findings if finding.kind == "void")
+    assert "`rows.data`" in finding.holder
+    assert finding.variable == ""
+    assert " at " in str(finding)
+    assert "is set at" not in str(finding)

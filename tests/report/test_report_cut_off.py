@@ -1,0 +1,92 @@
+"""Summary and page say near the top that a recording was cut off, and promise no peak of the whole program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+from memwatch.report.facts import cut_off_text, headline
+
+
+def train(iterations):
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 512))
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(iterations):
+        result = net(torch.ones(256, 64))
+        result.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def whole():
+    with memwatch.profile() as prof:
+        train(2)
+    return prof
+
+
+def cut(at_bytes):
+    prof = memwatch.profile(limit_bytes=at_bytes)
+    with contextlib.suppress(memwatch.MemoryLimitError), prof:
+        train(2)
+    return prof
+
+
+@pytest.fixture(scope="module")
+def stopped(whole):
+    """Return a recording that a limit ended in its first iteration."""
+    prof = cut(whole.peak_bytes * 3 // 4)
+    assert prof.cut_off == ("MemoryLimitError", 0)
+    return prof
+
+
+@pytest.mark.words
+def test_the_third_line_of_the_summary_says_how_the_recording_ended(stopped, whole):
+    lines = stopped.summary(width=200).splitlines()
+    assert lines[2] == (
+        "The recorded code ended with MemoryLimitError, in its first iteration. "
+        "Its later peaks, and the peak after each change, can be higher."
+    )
+    assert "The recorded code ended" not in whole.summary()
+    assert cut_off_text(whole) == ""
+
+
+@pytest.mark.words
+def test_predicted_peaks_are_those_so_far(stopped, whole):
+    told = stopped.summary(width=200)
+    assert "the peak so far" in told
+    assert "the peak would" not in headline(stopped)
+    assert "so far" not in whole.summary(width=200)
+
+
+@pytest.mark.words
+def test_memory_with_an_unknown_future_is_neither_drag_nor_void(stopped, whole):
+    told = stopped.summary(width=200)
+    assert "use not known: " in told
+    assert "(drag)" not in told
+    assert "(void)" not in told
+    assert "(drag)" in whole.summary(width=200)
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("source", [True, False])
+def test_the_page_begins_with_how_the_recording_ended(stopped, tmp_path, source):
+    stopped.report(tmp_path / "page.html", source=source)
+    page = (tmp_path / "page.html").read_text()
+    (told,) = re.findall(r'<p class="headline"[^>]*>(.*?)</p>', page)
+    assert told.startswith("The recorded code ended with MemoryLimitError, in its first iteration.")
+    assert ("The largest part of the peak" in told) == source
+
+
+@pytest.mark.words
+def test_a_recording_without_an_error_is_a_part_too(stopped):
+    """As of a program that was killed, or that still runs."""
+    capture = dataclasses.replace(stopped.capture, notes=[], meta=stopped.capture.meta | {"complete": False})
+    reading = memwatch.reading.Reading(capture)
+    assert cut_off_text(reading).startswith("The recording has only the first part of the program, in its")
