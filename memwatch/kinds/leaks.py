@@ -477,6 +477,10 @@ class Remedy(Enum):
         "a `WeakKeyDictionary` drops an entry once its key is gone, and something keeps the keys: if the value "
         "refers to its key, make that reference weak (`weakref.ref`)"
     )
+    KEPT_KEYS = RemedyRow(
+        "a `WeakKeyDictionary` drops an entry once its key is gone, and {name} keeps the keys: remove each key there "
+        "after use, or limit how many it keeps"
+    )
     VALUE = RemedyRow(
         "the dictionary keeps each entry: limit its size, or delete entries after use",
         is_of_entry=True,
@@ -533,6 +537,10 @@ class Remedy(Enum):
     PICKLER = RemedyRow(
         "a pickler keeps every object that it has written: call its `clear_memo()` after each `dump`, or make a new "
         "pickler for each"
+    )
+    TEE = RemedyRow(
+        "`itertools.tee` keeps each item until every branch has read it: read all branches at one pace, or delete the "
+        "branch that is not read"
     )
     ITERATOR = RemedyRow("the iterator or container keeps its items: drop it after use")
     GLOBAL = RemedyRow(

@@ -50,7 +50,11 @@ _NOT_STORED: Final = (
     VertexKind.NODE,
     VertexKind.CTX,
 )
-_PICKLER: Final = "Pickler"  # of `pickle`, in C: no attribute shows its memo
+_BY_C_TYPE: Final[Mapping[str, Remedy]] = {
+    "Pickler": Remedy.PICKLER,
+    "_tee": Remedy.TEE,
+    "_tee_dataobject": Remedy.TEE,
+}
 _OF_EACH_CALL: Final[Mapping[Remedy, Remedy]] = {
     Remedy.CLOSURE_CELL: Remedy.FUNCTION_PER_CALL,
     Remedy.PARTIAL: Remedy.PARTIAL_PER_CALL,
@@ -187,14 +191,9 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return in_c
     if cut is not None and (added := _added(cut, path)) is not None:
         return added
-    if cut is not None and _is_of_pickler(cut):
-        return Remedy.PICKLER
-    # a dictionary with one entry does not grow: what grows is behind it
-    if (
-        cut is not None
-        and _is_of_weak_keys(cut, path)
-        and (_count_of(cut) != 1 or _of_most(cut, path) is cut)
-    ):
+    if cut is not None and (of_c_type := _of_c_type(cut)) is not None:
+        return of_c_type
+    if cut is not None and is_of_weak_keys(cut, path):
         return Remedy.WEAK_KEYS
     if cut is not None and (_is_parameter_group(cut, path) or _is_of_optimizer_state(cut, path)):
         return Remedy.OPTIMIZER_STATE
@@ -351,12 +350,14 @@ def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
     return max(entries, key=lambda edge: (edge.owner and edge.owner.count) or 0)
 
 
-def _is_of_weak_keys(cut: Edge, path: Sequence[Edge]) -> bool:
+def is_of_weak_keys(cut: Edge, path: Sequence[Edge]) -> bool:
     """Return True for an entry of the dictionary that a `WeakKeyDictionary` itself consists of."""
-    return any(
+    is_of_dictionary = any(
         below is cut and above.owner is not None and above.owner.name == WeakKeyDictionary.__name__
         for above, below in pairwise(path)
     )
+    # a dictionary with one entry does not grow: what grows is behind it
+    return is_of_dictionary and (_count_of(cut) != 1 or _of_most(cut, path) is cut)
 
 
 def _is_parameter_group(cut: Edge, path: Sequence[Edge]) -> bool:
@@ -374,8 +375,10 @@ def _is_of_optimizer_state(cut: Edge, path: Sequence[Edge]) -> bool:
     return is_table and is_torchs_file(above) and _is_entry(cut) and _of_most(cut, path) is cut  # type: ignore[arg-type]
 
 
-def _is_of_pickler(cut: Edge) -> bool:
-    return cut.kind is EdgeKind.REFERENCE and cut.owner is not None and cut.owner.name == _PICKLER
+def _of_c_type(cut: Edge) -> Remedy | None:
+    """Return the remedy for an object of a type in C that collects, and of which no attribute shows its parts."""
+    is_plain = cut.kind is EdgeKind.REFERENCE and cut.owner is not None
+    return _BY_C_TYPE.get(cut.owner.name) if is_plain and cut.owner is not None else None
 
 
 def _is_of_cache(cut: Edge, path: Sequence[Edge]) -> bool:

@@ -378,6 +378,8 @@ def leak_of(
         remedy = Remedy.OPTIMIZER_STATE
     elif remedy is Remedy.CLOSURE_OF_OBJECT:
         name = name_of_object(cut, holder_edges)
+    elif remedy is Remedy.WEAK_KEYS and shown.key_holder is not None:
+        remedy, name = Remedy.KEPT_KEYS, container_of(shown.key_holder) or holder_of(shown.key_holder)[0]
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
     known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
     # what an exception or a call keeps goes with it: how a value is stored does not matter there

@@ -267,6 +267,8 @@ HAVE_A_TEST = {
     ),
     Remedy.ATTRIBUTE: test_leaks_zoo.of_one_pass,
     Remedy.PICKLER: test_leaks_advice_taken.test_a_pickler_that_collects_is_to_clear_its_memo,
+    Remedy.TEE: test_leaks_advice_of_growing.test_a_branch_of_tee_that_lags_is_to_be_deleted,
+    Remedy.KEPT_KEYS: test_leaks_advice_of_growing.test_the_list_that_keeps_the_weak_keys_is_named,
     Remedy.VALUE_OF_TENSORS: (
         test_leaks_advice_of_growing.test_a_table_with_tensors_as_keys_is_to_have_keys_that_come_again
     ),

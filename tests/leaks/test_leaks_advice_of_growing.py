@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 import pickle
 import sys
 import weakref
@@ -253,6 +254,44 @@ def test_a_pickler_is_to_clear_its_memo():
     assert advice_of(lambda: step(clear=False)) == [[Remedy.PICKLER]]
     pickler.clear_memo()
     assert find_leaks(lambda: step(clear=True)) == []
+
+
+def test_a_branch_of_tee_that_lags_is_to_be_deleted():
+    train, preview = itertools.tee(data() for _ in itertools.count())
+    next(preview)
+    assert advice_of(lambda: next(train) is None) == [[Remedy.TEE]]
+    del preview
+    assert find_leaks(lambda: next(train) is None) == []
+
+
+SEEN = []
+BY_IMAGE = weakref.WeakKeyDictionary()
+
+
+def test_the_list_that_keeps_the_weak_keys_is_named():
+    def step(*, drop):
+        image = Plain()
+        SEEN.append(image)
+        BY_IMAGE[image] = data()
+        if drop:
+            SEEN.pop()
+
+    [leak] = find_leaks(lambda: step(drop=False))
+    assert leak.advice == advice(Remedy.KEPT_KEYS, name=f"global `SEEN` of module {__name__}")
+    SEEN.clear()
+    assert find_leaks(lambda: step(drop=True)) == []
+
+
+def test_a_value_that_refers_to_its_weak_key_is_to_refer_weakly():
+    """No other object keeps the key."""
+    features = weakref.WeakKeyDictionary()
+
+    def step(refer):
+        image = Plain()
+        features[image] = refer(image), data()
+
+    assert advice_of(lambda: step(lambda image: image)) == [[Remedy.WEAK_KEYS]]
+    assert find_leaks(lambda: step(weakref.ref)) == []
 
 
 class Metric(nn.Module):
