@@ -4,6 +4,9 @@ Python does not record who added an entry. So memwatch reads the program's own f
 lines that add to the variable or the attribute of the path. A line counts only if its name means the same object by the
 rules of Python's scopes. Another name of a function, `log = self.log`, means the same object if the function binds it
 once. A function that gets the container as an argument has no such line, and then memwatch says nothing.
+
+For a hook, the lines are the calls of `register_..._hook` with the hook's function. Where each object keeps the one
+before it, the lines are the statements that make an object from the one before.
 """
 
 from __future__ import annotations
@@ -302,9 +305,10 @@ def _is_hook(
     if around and around[-1].variables is None:  # a method
         if len(change.names) == 1:
             return False
-        is_of_self = change.names[:-1] in _SELVES
-        is_own = change.of_class == _qualified(around)
-        return not is_of_self or is_own or f"{change.of_class}.{defined[-1].name}" not in text.methods
+        if change.names[:-1] in _SELVES and change.of_class == _qualified(around):
+            return True
+        # the object may be of any class with a method of this name
+        return sum(method.rpartition(".")[2] == defined[-1].name for method in text.methods) == 1
     if is_same_file:
         owner = next((scope for scope in reversed(around) if scope.variables is not None), None)
         return len(change.names) == 1 and change.owner == owner

@@ -74,6 +74,27 @@ def of_a_method():
     Monitor(LAYER)
 
 
+class Watch:
+    def see(self, _module, _args, _output):
+        pass
+
+
+class Viewer:
+    def look(self, _module, _args, _output):
+        pass
+
+
+def of_a_method_of_another_object():
+    watch = Watch()
+    LAYER.register_forward_hook(watch.see)
+
+
+def of_a_method_of_an_unknown_object():
+    """Three classes have a method of this name, so the line may be about another one of them."""
+    viewer = Viewer()
+    LAYER.register_forward_hook(viewer.look)
+
+
 def of_an_inner_function():
     kept = made()
 
@@ -114,6 +135,8 @@ def of_an_argument():
     [
         (of_a_function, "in of_a_function: `LAYER.register_forward_hook(note)`"),
         (of_a_method, "in __init__: `module.register_forward_hook(self.look)`"),
+        (of_a_method_of_another_object, "`LAYER.register_forward_hook(watch.see)`"),
+        (of_a_method_of_an_unknown_object, ""),
         (of_an_inner_function, "in of_an_inner_function: `LAYER.register_forward_hook(hook)`"),
         (of_a_lambda, "in of_a_lambda: `LAYER.register_forward_hook(lambda *_args: None)`"),
         (
