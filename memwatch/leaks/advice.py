@@ -368,11 +368,17 @@ def _is_parameter_group(cut: Edge, path: Sequence[Edge]) -> bool:
 
 
 def _is_of_optimizer_state(cut: Edge, path: Sequence[Edge]) -> bool:
-    """Return True for an entry of the dictionary `optimizer.state` itself: calls added parameters to it."""
-    above = next((above for above, below in pairwise(path) if below is cut), None)
-    is_table = above is not None and (above.kind, above.name) == (EdgeKind.ATTRIBUTE, _STATE)
+    """Return True if the dictionary `optimizer.state` itself grows: calls added parameters to it.
+
+    The calls may have made the optimizer too. Then the reference to cut leads to it.
+    """
+    behind = itertools.dropwhile(lambda edge: edge is not cut, path)
+    entry = next((edge for edge in behind if edge.kind.row.is_entry), None)
+    above = next((above for above, below in pairwise(path) if below is entry), None)
+    if entry is None or above is None or (above.kind, above.name) != (EdgeKind.ATTRIBUTE, _STATE):
+        return False
     # the program's own state of a parameter may have a list that grows
-    return is_table and is_torchs_file(above) and _is_entry(cut) and _of_most(cut, path) is cut  # type: ignore[arg-type]
+    return is_torchs_file(above) and _of_most(entry, path) is entry
 
 
 def _of_c_type(cut: Edge) -> Remedy | None:

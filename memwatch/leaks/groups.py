@@ -557,7 +557,8 @@ def _of_chain(
     cut = None if shown.cut is None else shown.cut.edge
     if shown.kind is not LeakKind.RETAINED or cut is None or cut.kind.row.is_entry:
         return remedy, None
-    is_of_value = remedy.row.is_of_attribute or remedy.row.is_of_name or remedy is Remedy.BOUND_METHOD
+    is_of_value = remedy.row.is_of_attribute or remedy.row.is_of_name
+    is_of_value = is_of_value or remedy in (Remedy.BOUND_METHOD, Remedy.OPTIMIZER_STATE)
     repeated = repeated_reference(edges, is_deeper=_gets_deeper(group))
     if is_of_value and repeated is not None:
         return (Remedy.WRAPPERS, None) if is_wrapping(repeated) else (Remedy.CHAIN, repeated.name)

@@ -167,7 +167,7 @@ REMEDIES: dict[str, Remedy] = {
     "future_of_its_own_frame": Remedy.EXCEPTION,
     "generator_of_itself": Remedy.GENERATOR,
     "forward_put_in_place": Remedy.BOUND_METHOD,
-    "descriptor": Remedy.VALUE_OF_OBJECTS,
+    "descriptor": Remedy.VALUE,
     "registered_classes": Remedy.CLASS_PER_CALL,
     "weak_key_kept_by_its_value": Remedy.WEAK_KEYS,
     "cached_property_of_itself": Remedy.PARTIAL,
