@@ -75,6 +75,7 @@ from memwatch.heap.vertices import (
     function_vertex,
     instance_of,
     key_text,
+    key_vertex,
     module_vertex,
     vertex_of,
 )
@@ -627,7 +628,7 @@ def _mapping_edge(chain: Sequence[Any], at: int) -> Named:
     found, key = key_of(mapping, child)
     owner = vertex_of(mapping)
     if found:
-        return Edge(EdgeKind.VALUE, key_text(key), owner=owner), 1
+        return Edge(EdgeKind.VALUE, key_text(key), owner=owner, key=key_vertex(key)), 1
     if any(held is child for held in copied_items(mapping, dict.keys)):
         return Edge(EdgeKind.KEY, owner=owner), 1
     return _instance_edge(chain, at) or (_plain(owner), 1)

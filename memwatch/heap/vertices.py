@@ -120,6 +120,11 @@ def key_text(key: object) -> str:
     return describe(key)
 
 
+def key_vertex(key: object) -> Vertex | None:
+    """Return the description of a dictionary key; None for a number, a text or another constant."""
+    return None if id(type(key)) in _WRITTEN else vertex_of(key)
+
+
 def _tensor(tensor: Any) -> Vertex:
     namespace = TENSOR_DICT
     name = type_name(type(tensor))

@@ -690,6 +690,8 @@ class Edge:
             was not determined. It is decided from the real path when the edge is recorded.
         is_torchs: True if `file` is torch's; read from a capture only.
         of_argument: True if the line stores an argument of its function, which the caller has as well.
+        key: of a dictionary's value, the key, unless the key is a number, a text or another constant. A capture does
+            not keep it.
     """
 
     kind: EdgeKind
@@ -704,3 +706,4 @@ class Edge:
     is_own: bool | None = None
     is_torchs: bool = False
     of_argument: bool = False
+    key: Vertex | None = field(default=None, compare=False)

@@ -376,7 +376,9 @@ class Remedy(Enum):
     )
     GENERATOR = RemedyRow("a suspended generator keeps its local variables: exhaust it, or call `close()`")
     PARTIAL = RemedyRow(
-        "the partial keeps its arguments: drop the partial, or bind a weak reference", is_weak=True
+        "the partial keeps its arguments: drop the partial after use, or bind a weak reference and keep the object "
+        "elsewhere while you need it",
+        is_weak=True,
     )
     EXIT_STACK = RemedyRow(
         "the stack keeps each callback, and what the callback refers to, until the stack is closed: enter it by "
@@ -433,7 +435,7 @@ class Remedy(Enum):
         "`handle.remove()` when done, or clear the container that the hook fills"
     )
     OPTIMIZER_STATE = RemedyRow(
-        "the optimizer keeps state that grows, or a parameter that was replaced: remove the old parameter from "
+        "the optimizer keeps each parameter that was replaced, with its state: remove the old parameter from "
         "`optimizer.param_groups`, and delete its state (`del optimizer.state[old]`)"
     )
     CLASS_ATTRIBUTE = RemedyRow(
@@ -447,6 +449,10 @@ class Remedy(Enum):
     FUNCTION_PER_CALL = RemedyRow(
         "the container grows and keeps each function with the variables that it captures: remove each function after "
         "use, empty the container or limit its size (`deque(maxlen=...)`), or pass the tensor as an argument"
+    )
+    PARTIAL_PER_CALL = RemedyRow(
+        "the container grows and keeps each partial with its arguments: remove each partial after it has run, empty "
+        "the container, or limit its size (`deque(maxlen=...)`)"
     )
     CLASS_PER_CALL = RemedyRow(
         "each call makes a class, and the container keeps every one: define the class once, outside the "
@@ -471,11 +477,25 @@ class Remedy(Enum):
         "a `WeakKeyDictionary` drops an entry once its key is gone, and something keeps the keys: if the value "
         "refers to its key, make that reference weak (`weakref.ref`)"
     )
+    KEPT_KEYS = RemedyRow(
+        "a `WeakKeyDictionary` drops an entry once its key is gone, and {name} keeps the keys: remove each key there "
+        "after use, or limit how many it keeps"
+    )
     VALUE = RemedyRow(
-        (
-            "the dictionary keeps each entry: limit its size, or delete entries after use; if its keys are "
-            "objects, a `WeakKeyDictionary` drops each entry with its key"
-        ),
+        "the dictionary keeps each entry: limit its size, or delete entries after use",
+        is_of_entry=True,
+        is_of_container=True,
+    )
+    VALUE_OF_OBJECTS = RemedyRow(
+        "the dictionary keeps each entry: limit its size, delete entries after use, or use a `WeakKeyDictionary`, "
+        "which drops each entry once nothing else keeps its key",
+        is_of_entry=True,
+        is_of_container=True,
+    )
+    # in a `WeakKeyDictionary` a lookup compares tensors, and their comparison is no `bool`
+    VALUE_OF_TENSORS = RemedyRow(
+        "the dictionary keeps each entry, and its keys are tensors: a lookup finds an entry only with the same tensor "
+        "object. Use keys that come again (`tuple(x.shape)`, a name), limit its size, or delete entries after use",
         is_of_entry=True,
         is_of_container=True,
     )
@@ -496,8 +516,8 @@ class Remedy(Enum):
         is_of_name=True,
     )
     CHAIN = RemedyRow(
-        "each object keeps the one before it by `.{name}`, so none is freed: delete that attribute of the older "
-        "object, or keep only the values that you need of it"
+        "each object keeps the one before it by `.{name}`, so none is freed: make each object from the original one, "
+        "or from the values that it needs. If nothing uses the older objects, delete that attribute of the older object"
     )
     WRAPPERS = RemedyRow(
         "each call wraps the function of the call before, and the new function keeps the old one, so none is freed: "
@@ -513,6 +533,14 @@ class Remedy(Enum):
             "delete it after use (`del parent[name]`, `delattr(parent, name)`)"
         ),
         is_of_entry=True,
+    )
+    PICKLER = RemedyRow(
+        "a pickler keeps every object that it has written: call its `clear_memo()` after each `dump`, or make a new "
+        "pickler for each"
+    )
+    TEE = RemedyRow(
+        "`itertools.tee` keeps each item until every branch has read it: read all branches at one pace, or delete the "
+        "branch that is not read"
     )
     ITERATOR = RemedyRow("the iterator or container keeps its items: drop it after use")
     GLOBAL = RemedyRow(

@@ -1,9 +1,12 @@
-"""Find the lines of the program that add entries to a container which a leak goes through.
+"""Find the lines of the program that add entries to a container which a leak goes through, or register its hooks.
 
 Python does not record who added an entry. So memwatch reads the program's own files that the leak names, and looks for
 lines that add to the variable or the attribute of the path. A line counts only if its name means the same object by the
 rules of Python's scopes. Another name of a function, `log = self.log`, means the same object if the function binds it
 once. A function that gets the container as an argument has no such line, and then memwatch says nothing.
+
+For a hook, the lines are the calls of `register_..._hook` with the hook's function. Where each object keeps the one
+before it, the lines are the statements that make an object from the one before.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import ast
 import functools
 import linecache
 import os
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -19,31 +23,43 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.heap.names import instance_dict
-from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.own_code import is_program_code
 from memwatch.program_text import FUNCTIONS, first_line, lines_of, parse, variables_of
+from memwatch.words.leaks import added_at_phrase, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from memwatch.kinds.edges import Edge, Vertex
 
 _MOST_LINES: Final = 2
 """A guess: three lines that add to a container are a list to read, and no answer."""
+_MOST_REGISTRATIONS: Final = 4
+"""Lines that register one hook, of which the report shows all: often one of them has no `remove()`. A guess."""
 _MOST_CHARACTERS: Final = 100
 """Characters of a line that the report shows. A guess."""
 _ADDS: Final = frozenset(
     {
         *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
         *("put", "put_nowait"),
+        *("add_module", "register_module", "register_parameter", "register_buffer"),
     }
 )
-"""The methods of lists, deques, sets, dictionaries and queues that add entries."""
+"""The methods of lists, deques, sets, dictionaries, queues and modules that add entries."""
+_FUNCTIONS_THAT_ADD: Final = frozenset({"heappush", "insort", "insort_left", "insort_right"})
+"""Functions of `heapq` and `bisect` that add an entry to their first argument."""
+_REGISTER: Final = re.compile("register_.*hook")
+"""The names of the functions and methods that register a hook."""
+_REMOVE: Final = "remove"
+_LAMBDA: Final = "<lambda>"
 _GETS: Final = frozenset({"get", "setdefault"})
 """The methods of a dictionary that return an entry, which may be a container in turn."""
-_ATTRIBUTES: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE)
+_ATTRIBUTES: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.SUBMODULE)
+_IN_MODULES: Final = (EdgeKind.SUBMODULE, EdgeKind.PARAMETER, EdgeKind.BUFFER)
 _OF_FUNCTION: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
 _SELF: Final = ("self", "cls")
+_SELVES: Final = tuple((name,) for name in _SELF)
 
 
 @dataclass(frozen=True)
@@ -77,11 +93,13 @@ class _Change:
     """An expression that adds an entry. It holds no part of the syntax tree, because trees are large.
 
     Attributes:
-        names: what it adds to: `("history",)`, or `("self", "history")` for an attribute of a variable.
+        names: what it adds to: `("history",)`, or `("self", "history")` for an attribute of a variable. Of an
+            expression that registers a hook, the names of the hook.
         line: its line.
         code: the first line of its text.
         scopes: the functions and classes around the place at which the names are read, outermost first.
         function: the function with the line, `<module>` outside functions.
+        depth: the entries between the named object and the container: 1 for `history["loss"].append(1)`.
     """
 
     names: tuple[str, ...]
@@ -89,6 +107,7 @@ class _Change:
     code: str
     scopes: tuple[_Scope, ...]
     function: str
+    depth: int = 0
 
     @property
     def functions(self) -> list[_Scope]:
@@ -130,11 +149,18 @@ class _File(NamedTuple):
         changes: its expressions that add entries.
         imported: for each imported name the module from which it comes, empty for `import`, and its name there.
         methods: the qualified names of its methods.
+        links: its statements that make a value from the old one, `x = wrap(x)`, or put it into another object,
+            `y.previous = x`; each with the names of the old value.
+        registrations: its expressions that register a hook.
+        functions: the functions of each first line, each with the scopes around it and its own one.
     """
 
     changes: tuple[_Change, ...]
     imported: dict[str, tuple[str, str]]
     methods: frozenset[str]
+    links: tuple[_Change, ...] = ()
+    registrations: tuple[_Change, ...] = ()
+    functions: dict[int, tuple[_Scope, ...]] = {}  # noqa: RUF012
 
 
 def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]) -> tuple[Adding, ...]:
@@ -146,23 +172,150 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
         files: further files to look into, such as that of the line that made the tensor.
     """
     at = next((at for at, edge in enumerate(edges) if edge is cut), None)
-    if at is None or not edges[at].kind.row.is_entry:
+    if at is None or not (edges[at].kind.row.is_entry or edges[at].kind in _IN_MODULES):
         return ()
     # entries have no name of their own: `.outputs["val"]` has the name `.outputs`
     way = [edge for edge in edges[:at] if not edge.kind.row.is_entry]
-    if not way or way[-1].name is None:
+    owner = edges[at].owner if edges[at].kind in _IN_MODULES else None
+    if owner is None and not (way and way[-1].name):
         return ()
-    in_files = dict.fromkeys([*_files(edges[: at + 1]), *files])
-    texts = {file: _read(file) for file in in_files if is_program_code(file)}
-    methods = frozenset[str]().union(*(text.methods for text in texts.values()))
+    texts = _texts([*_files(edges[: at + 1]), *files])
     found = [
-        Adding(file, change.line, change.function, change.code)
+        (file, change)
         for file, text in texts.items()
         for change in text.changes
-        if _adds_to(change.names, change, file, text._replace(methods=methods), way)
+        if (way and _adds_to(change.names, change, file, text, way))
+        or (owner is not None and change.names in _SELVES and _is_in_method_of(owner, change, text.methods))
     ]
-    lines = tuple(dict.fromkeys(found))
-    return lines if len(lines) <= _MOST_LINES else ()
+    # of a dictionary of lists, the lists may grow, and each has a line that makes it
+    named = (place for place in range(at) if not edges[place].kind.row.is_entry)
+    depth = _growing(edges, at) - max(named, default=-1) - 1
+    of_container = [(file, change) for file, change in found if change.depth == depth]
+    return _lines(of_container or found, _MOST_LINES)
+
+
+def lines_that_link(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]) -> tuple[Adding, ...]:
+    """Return the lines that make the value of the reference to cut from its old value; none if more than two do.
+
+    Args:
+        edges: the path from the root to objects of which each keeps the one before.
+        cut: the reference to cut, which leads to the newest of them.
+        files: further files to look into.
+    """
+    at = next((at for at, edge in enumerate(edges) if edge is cut), None)
+    if at is None or edges[at].kind.row.is_entry or edges[at].name is None:
+        return ()
+    way = [edge for edge in edges[: at + 1] if not edge.kind.row.is_entry]
+    texts = _texts([*_files(edges[: at + 1]), *files])
+    found = [
+        (file, change)
+        for file, text in texts.items()
+        for change in text.links
+        if _adds_to(change.names, change, file, text, way)
+    ]
+    return _lines(found, _MOST_LINES)
+
+
+def lines_that_register(hook: Vertex, edges: Sequence[Edge], files: Sequence[str] = ()) -> tuple[Adding, ...]:
+    """Return the lines that register a function as a hook; none if there are more than four.
+
+    Args:
+        hook: the function.
+        edges: the path from the root to the table of hooks.
+        files: further files to look into.
+    """
+    if hook.file is None or hook.line is None:
+        return ()
+    texts = _texts([hook.file, *_files(edges), *files])
+    defined = texts[hook.file].functions.get(hook.line) if hook.file in texts else None
+    found = [
+        (file, change)
+        for file, text in texts.items()
+        for change in text.registrations
+        if _is_hook(change, file, text, hook, defined)
+    ]
+    return _lines(found, _MOST_REGISTRATIONS)
+
+
+def hook_behind(edges: Sequence[Edge], cut: Edge | None) -> Vertex | None:
+    """Return the function of the hook to which a reference to cut leads; None if it is no function of Python."""
+    at = next((at for at, edge in enumerate(edges) if edge is cut), len(edges))
+    ends = (end for edge in edges[at:] for end in (edge.owner, edge.target) if end is not None)
+    return next((hook for hook in map(_innermost, ends) if hook.kind is VertexKind.FUNCTION), None)
+
+
+def _innermost(vertex: Vertex) -> Vertex:
+    """Return the function inside a bound method or a partial."""
+    while vertex.inner is not None:
+        vertex = vertex.inner
+    return vertex
+
+
+def words_of(lines: Iterable[Adding]) -> str:
+    """Return lines of the program in words; empty if there are none."""
+    return added_at_phrase([(site_phrase(line.file, line.line, line.function), line.code) for line in lines])
+
+
+def _texts(files: Iterable[str]) -> dict[str, _File]:
+    """Return what the program's own files have. Each has the methods of all, as a base class may be in another."""
+    texts = {file: _read(file) for file in dict.fromkeys(files) if is_program_code(file)}
+    methods = frozenset[str]().union(*(text.methods for text in texts.values()))
+    return {file: text._replace(methods=methods) for file, text in texts.items()}
+
+
+def _lines(found: Iterable[tuple[str, _Change]], most: int) -> tuple[Adding, ...]:
+    added = (Adding(file, change.line, change.function, change.code) for file, change in found)
+    lines = tuple(dict.fromkeys(added))
+    return lines if len(lines) <= most else ()
+
+
+def _growing(edges: Sequence[Edge], at: int) -> int:
+    """Return the place of the entry, of the reference to cut and those right behind it, whose container has most.
+
+    Keys do not count, because a record has them too.
+    """
+    places = [at]
+    for place in range(at + 1, len(edges)):
+        if not edges[place].kind.row.is_entry:
+            break
+        if edges[place].kind in (EdgeKind.ITEM, EdgeKind.MEMBER):
+            places.append(place)
+    owners = {place: edges[place].owner for place in places}
+    return max(places, key=lambda place: (owners[place].count if owners[place] else None) or 0)  # type: ignore[union-attr]
+
+
+def _is_hook(
+    change: _Change, file: str, text: _File, hook: Vertex, defined: tuple[_Scope, ...] | None
+) -> bool:
+    """Return True if an expression registers a function.
+
+    Args:
+        change: the expression.
+        file: its file.
+        text: what memwatch keeps of the file.
+        hook: the function.
+        defined: the scopes around the function, and its own one; None for a lambda.
+    """
+    is_same_file = hook.file is not None and _absolute(file) == _absolute(hook.file)
+    if change.names == (_LAMBDA,):
+        return is_same_file and defined is None and change.line == hook.line
+    if defined is None or change.names[-1:] != (defined[-1].name,):
+        return False
+    around = defined[:-1]
+    if around and around[-1].variables is None:  # a method
+        if len(change.names) == 1:
+            return False
+        if change.names[:-1] in _SELVES and change.of_class == _qualified(around):
+            return True
+        # the object may be of any class with a method of this name
+        return sum(method.rpartition(".")[2] == defined[-1].name for method in text.methods) == 1
+    if is_same_file:
+        owner = next((scope for scope in reversed(around) if scope.variables is not None), None)
+        return len(change.names) == 1 and change.owner == owner
+    module = os.path.splitext(os.path.basename(hook.file or ""))[0]
+    source, name = text.imported.get(change.names[0], ("", ""))
+    is_imported = (source, name) == (module, defined[-1].name) if len(change.names) == 1 else name == module
+    return not around and change.owner is None and is_imported
 
 
 def _files(edges: Sequence[Edge]) -> Iterator[str]:
@@ -199,7 +352,7 @@ def _adds_to(
     if len(names) > 1 or owner is None:
         return False
     if last.kind is EdgeKind.CLOSURE_CELL:  # a function that captures the variable has it from one around
-        within = [scope for scope in change.functions if _is(scope, owner.name, owner.line)]
+        within = [scope for scope in change.functions if _is_function(scope, owner, file)]
         return bool(within) and change.owner is not None and change.owner.first < within[-1].first
     return (
         last.kind in _OF_FUNCTION and change.owner is not None and _is(change.owner, owner.name, owner.line)
@@ -261,6 +414,14 @@ def _is(scope: _Scope, qualified_name: str, line: int | None) -> bool:
     return scope.name == qualified_name.rpartition(".")[2] and is_there
 
 
+def _is_function(scope: _Scope, function: Vertex, file: str) -> bool:
+    """Return True for the scope of a function. `functools.wraps` may have given it the name of another one."""
+    if function.file is None or function.line is None or function.kind is not VertexKind.FUNCTION:
+        return _is(scope, function.name, function.line)
+    is_lambda = function.name.endswith(_LAMBDA)  # it has no scope here
+    return not is_lambda and scope.first == function.line and _absolute(function.file) == _absolute(file)
+
+
 def _read(file: str) -> _File:
     linecache.checkcache(file)  # a reload may have changed it
     return _changes("".join(linecache.getlines(file)))
@@ -274,9 +435,13 @@ def _changes(text: str) -> _File:
         return _File((), {}, frozenset())
     lines = lines_of(text)
     found: list[_Change] = []
+    links: list[_Change] = []
+    registrations: list[_Change] = []
+    defined: dict[int, tuple[_Scope, ...]] = {}
     imported: dict[str, tuple[str, str]] = {}
     methods: set[str] = set()
     names_of = _OtherNames()
+    removed: set[int] = set()  # ids of expressions
     todo: list[tuple[ast.AST, tuple[_Scope, ...]]] = [(tree, ())]
     while todo:
         node, scopes = todo.pop()
@@ -286,32 +451,55 @@ def _changes(text: str) -> _File:
             for alias in node.names:
                 imported[alias.asname or alias.name] = source, alias.name.rpartition(".")[2]
         functions = ["<module>", *(scope.name for scope in scopes if scope.variables is not None)]
-        found += [
-            _Change(names, node.lineno, _code(node, lines), scopes, functions[-1])
-            for target in _targets(node)
-            if isinstance(node, (ast.expr, ast.stmt)) and (names := _names(target))
-        ]
+        if isinstance(node, (ast.expr, ast.stmt)):
+            place = node.lineno, scopes, functions[-1]
+            added = [(names, depth) for names, depth in map(_names, _targets(node)) if names]
+            found += [_change(names, node, lines, place, depth) for names, depth in added]
+            links += [_change(names, node, lines, place) for names in _linked(node)]
+            if isinstance(node, ast.Attribute) and node.attr == _REMOVE:
+                removed.add(id(node.value))  # `module.register_forward_hook(f).remove()`
+            elif id(node) not in removed:
+                registrations += [_change(names, node, lines, place) for names in _registered(node)]
         if isinstance(node, FUNCTIONS):
             last = node.end_lineno or node.lineno
             if scopes and scopes[-1].variables is None:
                 methods.add(f"{_qualified(scopes)}.{node.name}")
             scopes = (*scopes, _Scope(node.name, first_line(node), last, frozenset(variables_of(node))))
+            defined[first_line(node)] = scopes
         elif isinstance(node, ast.ClassDef):
             scopes = (*scopes, _Scope(node.name, node.lineno, node.end_lineno or node.lineno, None))
         todo += [(child, scopes) for child in ast.iter_child_nodes(node)]
     found += [other for change in found if (other := names_of.other(change)) is not None]
-    return _File(tuple(sorted(found, key=lambda change: change.line)), imported, frozenset(methods))
+    return _File(
+        _sorted(found), imported, frozenset(methods), _sorted(links), _sorted(registrations), defined
+    )
+
+
+def _sorted(changes: Iterable[_Change]) -> tuple[_Change, ...]:
+    return tuple(sorted(changes, key=lambda change: change.line))
+
+
+def _change(
+    names: tuple[str, ...],
+    node: ast.expr | ast.stmt,
+    lines: Sequence[str],
+    place: tuple[int, tuple[_Scope, ...], str],
+    depth: int = 0,
+) -> _Change:
+    line, scopes, function = place
+    return _Change(names, line, _code(node, lines), scopes, function, depth)
 
 
 class _OtherNames:
     """The variables of a file that mean an attribute or a variable of another name: `log` after `log = self.log`.
 
     A variable counts if its function binds it once, and if the function gives the other name no new value: after
-    `old = self.log; self.log = []` they are two objects.
+    `old = self.log; self.log = []` they are two objects. It may also mean an entry: `log` after `log = self.logs[0]`.
     """
 
     def __init__(self) -> None:
-        self._pairs: list[tuple[tuple[_Scope, ...], str, tuple[str, ...]]] = []
+        self._pairs: list[tuple[tuple[_Scope, ...], str, tuple[str, ...], int]] = []
+        self._stored: set[tuple[tuple[_Scope, ...], tuple[str, ...]]] = set()
         self._bound: Counter[tuple[tuple[_Scope, ...], tuple[str, ...]]] = Counter()
         self._rebound: set[str] = set()
 
@@ -323,16 +511,20 @@ class _OtherNames:
             self._bound[scopes, (node.arg,)] += 1
         elif isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
             self._bound[scopes, _plain(node)] += 1
-        elif isinstance(node, ast.Assign) and (names := _plain(node.value)):
-            variables = (target.id for target in node.targets if isinstance(target, ast.Name))
-            self._pairs += [(scopes, variable, names) for variable in variables]
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            self._stored.add((scopes, _names(node.value)[0]))
+        elif isinstance(node, ast.Assign):
+            names, depth = _names(node.value)
+            variables = (target.id for target in node.targets if isinstance(target, ast.Name) and names)
+            self._pairs += [(scopes, variable, names, depth) for variable in variables]
 
     @functools.cached_property
-    def _by_variable(self) -> dict[tuple[tuple[_Scope, ...], str], tuple[str, ...]]:
+    def _by_variable(self) -> dict[tuple[tuple[_Scope, ...], str], tuple[tuple[str, ...], int]]:
         return {
-            (scopes, variable): names
-            for scopes, variable, names in self._pairs
+            (scopes, variable): (names, depth)
+            for scopes, variable, names, depth in self._pairs
             if variable not in self._rebound
+            and not (depth and (scopes, names) in self._stored)
             and self._bound[scopes, (variable,)] == 1
             and self._bound[scopes, names[:1]] <= 1  # an argument, or a variable of the function
             and not any(self._bound[scopes, names[:count]] for count in range(2, len(names) + 1))
@@ -342,8 +534,11 @@ class _OtherNames:
         """Return an expression with the other name of its variable, if it has one."""
         owner = change.owner
         scopes = () if owner is None else change.scopes[: change.scopes.index(owner) + 1]
-        names = self._by_variable.get((scopes, change.names[0]))
-        return None if names is None else replace(change, names=(*names, *change.names[1:]), scopes=scopes)
+        names, depth = self._by_variable.get((scopes, change.names[0]), ((), 0))
+        if not names:
+            return None
+        depth += change.depth
+        return replace(change, names=(*names, *change.names[1:]), scopes=scopes, depth=depth)
 
 
 def _plain(node: ast.expr) -> tuple[str, ...]:
@@ -359,6 +554,8 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     """Return what a node adds an entry to: `x` of `x.append(1)`, `x[0] = 1` and `x += [1]`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS:
         return [node.func.value]
+    if isinstance(node, ast.Call) and _function(node) in _FUNCTIONS_THAT_ADD:
+        return node.args[:1]
     if isinstance(node, ast.AugAssign):
         return [node.target]
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -367,24 +564,63 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _names(node: ast.expr) -> tuple[str, ...]:
-    """Return the variable and the attributes of an expression, `self` and `x` of `self.x[0].get(1)`.
+def _function(call: ast.Call) -> str:
+    """Return the name of a called function or method."""
+    return (_plain(call.func) or ("",))[-1] or getattr(call.func, "attr", "")
 
-    An expression with other parts has none.
+
+def _linked(node: ast.AST) -> list[tuple[str, ...]]:
+    """Return the names of the old value from which a statement makes a new one, or which it puts elsewhere."""
+    if not isinstance(node, ast.Assign):
+        return []
+    whole = _plain(node.value)
+    found = []
+    for target in node.targets:
+        names = _plain(target)
+        if names and not whole and names in _read_by(node.value):
+            found.append(names)
+        elif whole and isinstance(target, (ast.Attribute, ast.Subscript)):
+            found.append(whole)
+    return found
+
+
+def _read_by(node: ast.expr) -> set[tuple[str, ...]]:
+    """Return the variables and attributes that an expression reads."""
+    return {_plain(each) for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))}
+
+
+def _registered(node: ast.AST) -> list[tuple[str, ...]]:
+    """Return the names of the function that an expression registers as a hook."""
+    if not isinstance(node, ast.Call) or not _REGISTER.fullmatch(_function(node)):
+        return []
+    found = []
+    for given in [*node.args, *(keyword.value for keyword in node.keywords)]:
+        is_partial = isinstance(given, ast.Call) and _function(given) == functools.partial.__name__
+        hook = given.args[0] if is_partial and given.args else given  # type: ignore[attr-defined]
+        names = (_LAMBDA,) if isinstance(hook, ast.Lambda) else _plain(hook)
+        found += [names] * bool(names)
+    return found
+
+
+def _names(node: ast.expr) -> tuple[tuple[str, ...], int]:
+    """Return the variable and the attributes of an expression: `self` and `x` of `self.x[0].get(1)`.
+
+    An expression with other parts has none. The number is that of the entries on the way: 2 in this example.
     """
     names: list[str] = []
+    depth = 0
     while True:
         if isinstance(node, ast.Subscript):
-            node = node.value
+            node, depth = node.value, depth + 1
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GETS:
-            node = node.func.value
+            node, depth = node.func.value, depth + 1
         elif isinstance(node, ast.Attribute):
             names.append(node.attr)
             node = node.value
         elif isinstance(node, ast.Name):
-            return (node.id, *reversed(names))
+            return (node.id, *reversed(names)), depth
         else:
-            return ()
+            return (), 0
 
 
 def _code(node: ast.expr | ast.stmt, lines: Sequence[str]) -> str:

@@ -50,6 +50,16 @@ _NOT_STORED: Final = (
     VertexKind.NODE,
     VertexKind.CTX,
 )
+_BY_C_TYPE: Final[Mapping[str, Remedy]] = {
+    "Pickler": Remedy.PICKLER,
+    "_tee": Remedy.TEE,
+    "_tee_dataobject": Remedy.TEE,
+}
+_OF_EACH_CALL: Final[Mapping[Remedy, Remedy]] = {
+    Remedy.CLOSURE_CELL: Remedy.FUNCTION_PER_CALL,
+    Remedy.PARTIAL: Remedy.PARTIAL_PER_CALL,
+}
+"""The remedy for a function that each call makes and puts into a container."""
 _OF_EXIT_STACK: Final = "_exit_callbacks"
 _WRAPPED: Final = "__wrapped__"
 _MOST_IN_STRETCH: Final = 4
@@ -77,6 +87,8 @@ def remedy_for(
         cycle_length: number of references of the path that form its cycle.
     """
     remedy = _remedy_for(kind, cut, holder, path, cycle_length)
+    if remedy is Remedy.VALUE:
+        return _of_key(cut, path)
     if remedy is not Remedy.GENERATOR:
         return remedy
     is_reached = kind.is_reached and cut is not None
@@ -125,6 +137,19 @@ def _of_target(remedy: Remedy, cut: Edge | None, cycle: Sequence[Edge]) -> Remed
     return remedy if entry is None or entry.kind.row.in_cycle is None else entry.kind.row.in_cycle
 
 
+def _of_key(cut: Edge | None, path: Sequence[Edge]) -> Remedy:
+    """Return the remedy for a dictionary that grows, by the kind of its keys."""
+    behind = path if cut is None else [*itertools.dropwhile(lambda edge: edge is not cut, path)]
+    entry = next((edge for edge in behind if edge.kind in (EdgeKind.VALUE, EdgeKind.KEY)), None)
+    key = None if entry is None else entry.target if entry.kind is EdgeKind.KEY else entry.key
+    if key is None:
+        return Remedy.VALUE
+    if key.kind is VertexKind.TENSOR:
+        return Remedy.VALUE_OF_TENSORS
+    is_object = key.kind is VertexKind.OBJECT and not key.is_strong
+    return Remedy.VALUE_OF_OBJECTS if is_object else Remedy.VALUE
+
+
 def _targets(edges: Iterable[Edge]) -> list[VertexKind]:
     """Return the kinds of a reference's target: the object, and the next one if the object only wraps another."""
     kinds = []
@@ -166,14 +191,11 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return in_c
     if cut is not None and (added := _added(cut, path)) is not None:
         return added
-    # a dictionary with one entry does not grow: what grows is behind it
-    if (
-        cut is not None
-        and _is_of_weak_keys(cut, path)
-        and (_count_of(cut) != 1 or _of_most(cut, path) is cut)
-    ):
+    if cut is not None and (of_c_type := _of_c_type(cut)) is not None:
+        return of_c_type
+    if cut is not None and is_of_weak_keys(cut, path):
         return Remedy.WEAK_KEYS
-    if cut is not None and _is_parameter_group(cut, path):
+    if cut is not None and (_is_parameter_group(cut, path) or _is_of_optimizer_state(cut, path)):
         return Remedy.OPTIMIZER_STATE
     remedy = _by_references(holder, path)
     # of a thread that runs on, and of a cache whose result is old, what they keep may be what grows
@@ -199,8 +221,8 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return _of_finalizer(path)
     if remedy is Remedy.CLOSURE_CELL and _closes_over_new_object(cut, holder, path):
         return Remedy.CLOSURE_OF_OBJECT
-    is_kept_function = remedy is Remedy.CLOSURE_CELL and cut is not None and _is_entry(cut)
-    return Remedy.FUNCTION_PER_CALL if is_kept_function else remedy
+    is_in_container = remedy is not None and cut is not None and _is_entry(cut)
+    return _OF_EACH_CALL.get(remedy, remedy) if is_in_container else remedy  # type: ignore[arg-type]
 
 
 def stores_tensor(cut: Edge | None, path: Sequence[Edge]) -> bool:
@@ -282,15 +304,16 @@ def is_wrapping(repeated: Edge) -> bool:
     )
 
 
-def repeats(path: Sequence[Edge]) -> bool:
-    """Return True if a few references that Python shows follow each other twice on a path, as of nested objects."""
+def repeated_stretch(path: Sequence[Edge]) -> Sequence[Edge]:
+    """Return a few references that Python shows and that follow each other twice on a path, as of nested objects."""
     keys = [_alike(edge) for edge in path]
-    return any(
-        keys[at : at + length] == keys[at + length : at + 2 * length]
-        and not any(edge.hidden for edge in path[at : at + length])
+    stretches = (
+        path[at : at + length]
         for length in range(1, _MOST_IN_STRETCH + 1)
         for at in range(len(path) - 2 * length + 1)
+        if keys[at : at + length] == keys[at + length : at + 2 * length]
     )
+    return next((stretch for stretch in stretches if not any(edge.hidden for edge in stretch)), ())
 
 
 def _alike(edge: Edge) -> object:
@@ -327,12 +350,14 @@ def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
     return max(entries, key=lambda edge: (edge.owner and edge.owner.count) or 0)
 
 
-def _is_of_weak_keys(cut: Edge, path: Sequence[Edge]) -> bool:
+def is_of_weak_keys(cut: Edge, path: Sequence[Edge]) -> bool:
     """Return True for an entry of the dictionary that a `WeakKeyDictionary` itself consists of."""
-    return any(
+    is_of_dictionary = any(
         below is cut and above.owner is not None and above.owner.name == WeakKeyDictionary.__name__
         for above, below in pairwise(path)
     )
+    # a dictionary with one entry does not grow: what grows is behind it
+    return is_of_dictionary and (_count_of(cut) != 1 or _of_most(cut, path) is cut)
 
 
 def _is_parameter_group(cut: Edge, path: Sequence[Edge]) -> bool:
@@ -340,6 +365,26 @@ def _is_parameter_group(cut: Edge, path: Sequence[Edge]) -> bool:
     above = list(itertools.takewhile(lambda edge: edge is not cut, path))
     last = next((edge for edge in reversed(above) if edge.kind is EdgeKind.ATTRIBUTE), None)
     return _is_entry(cut) and last is not None and last.name == _GROUPS and is_torchs_file(last)
+
+
+def _is_of_optimizer_state(cut: Edge, path: Sequence[Edge]) -> bool:
+    """Return True if the dictionary `optimizer.state` itself grows: calls added parameters to it.
+
+    The calls may have made the optimizer too. Then the reference to cut leads to it.
+    """
+    behind = itertools.dropwhile(lambda edge: edge is not cut, path)
+    entry = next((edge for edge in behind if edge.kind.row.is_entry), None)
+    above = next((above for above, below in pairwise(path) if below is entry), None)
+    if entry is None or above is None or (above.kind, above.name) != (EdgeKind.ATTRIBUTE, _STATE):
+        return False
+    # the program's own state of a parameter may have a list that grows
+    return is_torchs_file(above) and _of_most(entry, path) is entry
+
+
+def _of_c_type(cut: Edge) -> Remedy | None:
+    """Return the remedy for an object of a type in C that collects, and of which no attribute shows its parts."""
+    is_plain = cut.kind is EdgeKind.REFERENCE and cut.owner is not None
+    return _BY_C_TYPE.get(cut.owner.name) if is_plain and cut.owner is not None else None
 
 
 def _is_of_cache(cut: Edge, path: Sequence[Edge]) -> bool:
@@ -425,7 +470,7 @@ def _is_cache(vertex: Vertex | None) -> bool:
 
 def _keeps_hooks(cycle: Sequence[Edge]) -> bool:
     """Return True if a cycle leads through one of torch's tables of hooks."""
-    if any(edge.kind.row.is_hook_table or _table_of_torch(edge, state=False) is not None for edge in cycle):
+    if any(edge.kind.row.is_hook_table or _hook_table(edge) is not None for edge in cycle):
         return True
     return hook_entry([*cycle, *cycle]) is not None
 
@@ -474,17 +519,13 @@ def _retained(edge: Edge) -> Remedy | None:
         return None  # a function that torch made: who keeps it can be changed
     if edge.kind is EdgeKind.BOUND_SELF and edge.owner is not None and edge.owner.kind is VertexKind.BUILTIN:
         return None  # a method in C, such as `tensor.zero_`: a `weakref.WeakMethod` of it raises TypeError
-    return _table_of_torch(edge, state=True) or edge.kind.row.retained
+    return _hook_table(edge) or edge.kind.row.retained
 
 
 def _in_cycle(edge: Edge) -> Remedy | None:
-    return _table_of_torch(edge, state=False) or edge.kind.row.in_cycle
+    return _hook_table(edge) or edge.kind.row.in_cycle
 
 
-def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:
-    if edge.kind is not EdgeKind.ATTRIBUTE or edge.name is None:
-        return None
-    if edge.name in HOOK_TABLES:
-        return Remedy.MODULE_HOOK
-    is_state = state and edge.name == _STATE and is_torchs_file(edge)  # a metric may call its lists so
-    return Remedy.OPTIMIZER_STATE if is_state else None
+def _hook_table(edge: Edge) -> Remedy | None:
+    is_table = edge.kind is EdgeKind.ATTRIBUTE and edge.name is not None and edge.name in HOOK_TABLES
+    return Remedy.MODULE_HOOK if is_table else None

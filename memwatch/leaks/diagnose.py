@@ -11,6 +11,7 @@ import gc
 import re
 import sys
 import time
+import weakref
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,12 +31,13 @@ from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
+from memwatch.heap.shapes import key_of
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_node, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
-from memwatch.leaks.advice import are_arguments_in_c
+from memwatch.leaks.advice import are_arguments_in_c, is_of_weak_keys
 from memwatch.leaks.cause import series_of, sort_of
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.excuses import (
@@ -509,6 +511,13 @@ class HolderSearch:
             run = survivor.storage.run
             first[survivor.key] = min(run, first.get(survivor.key, run))
             cuts |= _reference_of(survivor, chain)
+        of_weak_keys = [
+            survivor.cut is not None
+            and is_of_weak_keys(survivor.cut.edge, [step.edge for step in survivor.steps])
+            for survivor, _ in explained
+        ]
+        # a value may refer to its key, so the ways through the values do not count
+        to_keys = reached.without(cuts) if any(of_weak_keys) else None
         passing = {survivor.key for survivor, _ in explained if not is_carried(survivor.steps)}
         others: list[list[Survivor]] = [[] for _ in explained]
         for _ in range(_MOST_OTHERS):
@@ -530,12 +539,36 @@ class HolderSearch:
             if len(cuts) == before:
                 break
         found = []
-        for (survivor, _), also in zip(explained, others, strict=True):
+        for (survivor, chain), also, is_of_key in zip(explained, others, of_weak_keys, strict=True):
             if survivor.key in passing and also:
                 found.append(also[0])
             else:
-                found.append(replace(survivor, others=tuple(also)))
+                key_holder = (
+                    self._key_holder(snapshot, to_keys, survivor, chain) if is_of_key and to_keys else None
+                )
+                found.append(replace(survivor, others=tuple(also), key_holder=key_holder))
         return found
+
+    def _key_holder(
+        self, snapshot: Snapshot, tree: Tree, survivor: Survivor, chain: Sequence[int]
+    ) -> Survivor | None:
+        """Return the explanation of the key of an entry of a `WeakKeyDictionary`, if a root keeps the key.
+
+        Args:
+            snapshot: the open graph.
+            tree: what the roots reach past the entries.
+            survivor: the storage behind the entry.
+            chain: its path.
+        """
+        if survivor.cut is None:
+            return None
+        table, value = (snapshot.objects[chain[at]] for at in (survivor.cut.end - 1, survivor.cut.end))
+        _, reference = key_of(table, value)
+        key = reference() if type(reference) is weakref.ref else None
+        position = -1 if key is None else snapshot.position(key)
+        if position < 0 or not tree.reaches(position):
+            return None
+        return self.explain_retained(snapshot, tree.path(position), survivor.storage)
 
     def _with_replaced(
         self, snapshot: Snapshot, reached: Reached, explained: Iterable[tuple[Survivor | None, list[int]]]

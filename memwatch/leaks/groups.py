@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Final
 from memwatch.heap.names import with_line
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import LeakKind, Remedy
-from memwatch.leaks.added_at import lines_that_add
+from memwatch.leaks.added_at import (
+    hook_behind,
+    lines_that_add,
+    lines_that_link,
+    lines_that_register,
+    words_of,
+)
 from memwatch.leaks.advice import (
     is_wrapping,
     keeps_values,
     name_of_object,
     remedy_for,
     repeated_reference,
-    repeats,
+    repeated_stretch,
     stores_tensor,
     strong_object,
 )
@@ -28,10 +34,10 @@ from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.words.edges import edge_phrase, reference_phrase
-from memwatch.words.leaks import added_at_phrase, advice, path_lines, site_phrase
+from memwatch.words.leaks import advice, path_lines, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from memwatch.kinds.edges import Edge
     from memwatch.leaks.new_storages import NewStorage
@@ -45,6 +51,7 @@ FEWEST_ADDED: Final = 4
 last three checkpoints in a list, which would look the same with fewer runs. A guess."""
 
 
+_OF_CHAINS: Final = (Remedy.CHAIN, Remedy.NESTED, Remedy.WRAPPERS)
 _FEWEST_RISING: Final = 3
 """Runs of which each added more than the one before. Of two, one may have added more by chance. A guess."""
 
@@ -350,7 +357,7 @@ def leak_of(
         with_graph: True if the tensors are known to have a graph. By default, their paths show it.
     """
     shown = _without_index(_shown(group))
-    nearest = _nearest(group)
+    nearest = _nearest(group, shown)
     largest = max(
         (survivor for survivor in group if survivor.storage.site == nearest.site),
         key=lambda survivor: (survivor.storage.nbytes, -len(survivor.steps)),
@@ -371,6 +378,8 @@ def leak_of(
         remedy = Remedy.OPTIMIZER_STATE
     elif remedy is Remedy.CLOSURE_OF_OBJECT:
         name = name_of_object(cut, holder_edges)
+    elif remedy is Remedy.WEAK_KEYS and shown.key_holder is not None:
+        remedy, name = Remedy.KEPT_KEYS, container_of(shown.key_holder) or holder_of(shown.key_holder)[0]
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
     known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
     # what an exception or a call keeps goes with it: how a value is stored does not matter there
@@ -416,29 +425,35 @@ def leak_of(
         cause=_cause(shown),
         cuts=tuple(lines[id(edge)] for edge in cuts),
         also=_other_holders(group, holder),
-        added_at=_added_at(shown, nearest, lines),
+        added_at=_added_at(shown, nearest, lines, remedy),
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
     )
 
 
-def _added_at(shown: Survivor, nearest: NewStorage, lines: Mapping[int, Edge]) -> str:
-    """Return the lines of the program that add to the container which grows, in words; empty if none is known.
+def _added_at(shown: Survivor, nearest: NewStorage, lines: Mapping[int, Edge], remedy: Remedy) -> str:
+    """Return the lines of the program that add to what grows, in words; empty if none is known.
 
     Args:
         shown: the survivor whose path is shown.
         nearest: the storage whose line is shown.
         lines: the references of the path with their lines, by the ids of those without.
+        remedy: the remedy.
     """
     if shown.kind is not LeakKind.RETAINED or shown.cut is None or shown.work is not None:
         return ""
     files = [site[0] for site in (nearest.site, nearest.caller) if site is not None]
     edges = [lines[id(step.edge)] for step in shown.steps]
-    found = lines_that_add(edges, lines[id(shown.cut.edge)], files)
+    cut = lines[id(shown.cut.edge)]
+    if remedy is Remedy.HOOK_PER_CALL:
+        hook = hook_behind(edges, cut)
+        return "" if hook is None else words_of(lines_that_register(hook, edges, files))
+    find = lines_that_link if remedy in _OF_CHAINS else lines_that_add
+    found = find(edges, cut, files)
     if nearest.site is not None and [(line.file, line.line) for line in found] == [nearest.site[:2]]:
         return ""  # the line that made the tensor, which the report has
-    return added_at_phrase([(site_phrase(line.file, line.line, line.function), line.code) for line in found])
+    return words_of(found)
 
 
 def _cause(shown: Survivor) -> str:
@@ -516,11 +531,20 @@ def _remedy_of_group(
         return remedy if remedy.row.is_of_container and _gets_objects(shown, group) else Remedy.GRAPH
     if remedy is Remedy.BUFFER and not keeps_graph:
         return Remedy.SUBMODULE  # one more of them: to detach it changes nothing
+    # of several submodules, each call adds one. What grows inside of each does not matter
+    if remedy.row.is_of_entry and len(_submodules(group)) > 1:
+        return Remedy.SUBMODULE
     if remedy.row.is_of_container and shown.registers_itself:
         return Remedy.REGISTRY
     if shown.kind is LeakKind.RETAINED and _mostly_views(group) and not _shows_part(group):
         return Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
     return remedy
+
+
+def _submodules(group: Iterable[Survivor]) -> set[str | None]:
+    """Return the names of the submodules to which the references to cut of a group lead."""
+    cuts = (each.cut.edge for each in group if each.cut is not None and each.kind is LeakKind.RETAINED)
+    return {cut.name for cut in cuts if cut.kind is EdgeKind.SUBMODULE}
 
 
 def _of_chain(
@@ -534,12 +558,16 @@ def _of_chain(
     if shown.kind is not LeakKind.RETAINED or cut is None or cut.kind.row.is_entry:
         return remedy, None
     is_of_value = remedy.row.is_of_attribute or remedy.row.is_of_name
+    is_of_value = is_of_value or remedy in (Remedy.BOUND_METHOD, Remedy.OPTIMIZER_STATE)
     repeated = repeated_reference(edges, is_deeper=_gets_deeper(group))
     if is_of_value and repeated is not None:
         return (Remedy.WRAPPERS, None) if is_wrapping(repeated) else (Remedy.CHAIN, repeated.name)
     is_of_items = remedy.row.is_of_container or remedy in (Remedy.ITERATOR, Remedy.PARTIAL)
-    if (is_of_value or is_of_items) and repeats(edges) and _gets_deeper(group):
-        return Remedy.NESTED, None
+    stretch = repeated_stretch(edges) if is_of_value or is_of_items else ()
+    if stretch and _gets_deeper(group):
+        # as a profiler that keeps the method of the profiler before it
+        is_method = any(edge.kind is EdgeKind.BOUND_SELF for edge in stretch)
+        return Remedy.WRAPPERS if is_method else Remedy.NESTED, None
     return remedy, None
 
 
@@ -555,11 +583,16 @@ def _gets_deeper(group: list[Survivor]) -> bool:
 
 def _other_holders(group: Iterable[Survivor], holder: str) -> tuple[str, ...]:
     """Return what else keeps tensors of a group, in words, the holder of most bytes first."""
-    sizes: Counter[str] = Counter()
+    sizes: Counter[Hashable] = Counter()
+    words: dict[Hashable, str] = {}
     for survivor in group:
         for other in survivor.others if survivor.work is None else ():
-            sizes[container_of(other) or holder_of(other)[0]] += survivor.nbytes
-    return tuple(other for other, _ in sizes.most_common() if other != holder)
+            # behind one reference to cut lie several tensors, as the values of one dictionary
+            text = container_of(other) or holder_of(other)[0]
+            key = text if other.cut is None else other.key
+            sizes[key] += survivor.nbytes
+            words.setdefault(key, text)
+    return tuple(words[key] for key, _ in sizes.most_common() if words[key] != holder)
 
 
 def _gets_objects(shown: Survivor, group: list[Survivor]) -> bool:
@@ -594,7 +627,15 @@ def _site(nearest: NewStorage) -> tuple[str | None, str | None]:
     return site_phrase(*nearest.site), caller
 
 
-def _nearest(group: list[Survivor]) -> NewStorage:
-    """Return the storage with the shortest path, if possible one with a known line."""
+def _nearest(group: list[Survivor], shown: Survivor) -> NewStorage:
+    """Return the storage with the shortest path, if possible one with a known line.
+
+    Of several, it is the one whose path is shown, or else the largest.
+    """
     known = [survivor for survivor in group if survivor.storage.site is not None] or group
-    return min(known, key=lambda survivor: (not survivor.is_named, len(survivor.steps))).storage
+
+    def rank(survivor: Survivor) -> tuple[bool, int, bool, int]:
+        is_other = survivor.storage is not shown.storage
+        return not survivor.is_named, len(survivor.steps), is_other, -survivor.nbytes
+
+    return min(known, key=rank).storage

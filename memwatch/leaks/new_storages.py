@@ -105,7 +105,7 @@ def empty_storage(storage: torch.UntypedStorage) -> NewStorage:
 
 
 class InPlaceChange(NamedTuple):
-    """The last op that changed a storage in place while autograd recorded it, as `total += loss` does.
+    """The last op that changed a storage in place while autograd recorded it, or that put it into a tensor.
 
     Attributes:
         ref: weak reference to the storage.
@@ -127,6 +127,8 @@ class NewStorages:
         by_id: the storages, by `id`, in the order in which they were noted.
         resized_at: the lines that resized storages, and their callers, by the `id` of the storage.
         in_place: the last recorded change in place of each storage, by its `id`.
+        placed_at: for each storage that was put into a tensor without an op that made it, the line that did so, by the
+            `id` of the storage. It may be an old storage.
         is_program_imported: True if the program trains a model while a module is imported, so that its tensors are no
             constants.
     """
@@ -137,6 +139,7 @@ class NewStorages:
         self.by_id: dict[int, NewStorage] = {}
         self.resized_at: dict[int, tuple[Site | None, Site | None]] = {}
         self.in_place: dict[int, InPlaceChange] = {}
+        self.placed_at: dict[int, InPlaceChange] = {}
 
     def add(
         self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False
@@ -149,6 +152,9 @@ class NewStorages:
             return None
         ref = weakref.ref(storage)
         made = NewStorage(ref, nbytes, str(device_of(storage)), run, site, certain, time.monotonic())
+        placed = self.placed_at.get(id(storage))
+        if site is None and placed is not None and placed.ref() is storage:
+            made.site, made.caller = placed.site, placed.caller
         with self._lock:
             # of a dead one, in whose place in the order this one does not belong
             self.by_id.pop(id(storage), None)
@@ -166,6 +172,8 @@ class NewStorages:
             self.by_id = {key: made for key, made in self.by_id.items() if made.alive}
             changes = list(self.in_place.items())  # in one step: other threads note changes meanwhile
             self.in_place = {key: change for key, change in changes if change.ref() is not None}
+            places = list(self.placed_at.items())
+            self.placed_at = {key: place for key, place in places if place.ref() is not None}
             return list(self.by_id.values())
 
 
@@ -357,11 +365,16 @@ class NewStorageMode(UncompiledMode):
 
     def note_placed(self, _func: Any, _result: Any, args: Sequence[Any]) -> None:
         """Note a storage that was made without an op, as by `copy.deepcopy` and `torch.load`, or that is an old one."""
-        if self.on_op is None:
-            return  # Only rounds of a program need it. find_leaks would count the death of an old one as a release.
         for storage in filter(is_storage, args):
-            if not is_simulated(args[0]):
+            if is_simulated(args[0]):
+                continue
+            if self.on_op is not None:
                 self._note(storage, certain=False)
+            # Only rounds of a program need the storage. find_leaks would count the death of an old one as a release.
+            elif not self._book.has(storage):
+                self._book.placed_at[id(storage)] = InPlaceChange(
+                    weakref.ref(storage), self.run, *user_lines()
+                )
 
     def note_made(self, func: Any, result: Any, args: Sequence[Any]) -> None:
         """Note the storages that an op returns, and the smaller ones from which they were made."""

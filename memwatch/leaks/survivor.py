@@ -67,6 +67,8 @@ class Survivor:
         if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
         work: the function of a thread that holds it, if the runs started the thread: to end the thread frees all that
             its calls hold, whichever of their variables holds it.
+        key_holder: of an entry of a `WeakKeyDictionary`, the way to its key by which a root keeps the key, if any does;
+            searched for in several calls only.
         others: the same storage, explained by the holders that keep it once the references to cut are gone; searched
             for in the first of several calls only.
     """
@@ -96,6 +98,7 @@ class Survivor:
     in_place: bool = False
     if_kept: Survivor | None = None
     work: Vertex | None = None
+    key_holder: Survivor | None = None
     others: tuple[Survivor, ...] = ()
 
     def of_kind(self) -> Survivor:

@@ -21,8 +21,9 @@ from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import quiet, storage_of
-from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, Remedy
+from memwatch.leaks.added_at import lines_that_register, words_of
 from memwatch.leaks.cause import cause_of, series_of
 from memwatch.leaks.diagnose import diagnose, nodes_of_graphs
 from memwatch.leaks.excuses import Exemptions, exempt_edges
@@ -216,7 +217,13 @@ def _leak_of_tables(
         cuts=(cut, *(each for each in cuts.values() if each is not cut)),
         cause=cause_of(LeakKind.HOOKS, cut, edges, 0),
         hook="" if function is None else hook_phrase(*_place_of(function)),
+        added_at="" if function is None else _registered_at(function, edges),
     )
+
+
+def _registered_at(function: CodeType, edges: Sequence[Edge]) -> str:
+    name, file, line = _place_of(function)
+    return words_of(lines_that_register(Vertex(VertexKind.FUNCTION, name, file, line), edges))
 
 
 def _place_of(function: CodeType) -> tuple[str, str, int]:

@@ -23,6 +23,7 @@ from memwatch.words.leaks import advice
 
 sys.path.insert(0, str(Path(__file__).parent))
 import test_leaks_advice
+import test_leaks_advice_of_growing
 import test_leaks_advice_of_objects
 import test_leaks_advice_of_values
 import test_leaks_advice_taken
@@ -265,6 +266,12 @@ HAVE_A_TEST = {
         test_leaks_advice_of_objects.test_a_registered_function_is_told_to_hold_its_object_weakly
     ),
     Remedy.ATTRIBUTE: test_leaks_zoo.of_one_pass,
+    Remedy.PICKLER: test_leaks_advice_taken.test_a_pickler_that_collects_is_to_clear_its_memo,
+    Remedy.TEE: test_leaks_advice_of_growing.test_a_branch_of_tee_that_lags_is_to_be_deleted,
+    Remedy.KEPT_KEYS: test_leaks_advice_of_growing.test_the_list_that_keeps_the_weak_keys_is_named,
+    Remedy.VALUE_OF_TENSORS: (
+        test_leaks_advice_of_growing.test_a_table_with_tensors_as_keys_is_to_have_keys_that_come_again
+    ),
     Remedy.CHAIN: test_leaks_advice_of_values.test_a_chain_of_objects_is_named_by_its_attribute,
     Remedy.NESTED: test_leaks_advice_of_values.test_an_iterator_around_the_one_of_the_call_before_is_no_container,
     Remedy.CLOSURE_CELL: (

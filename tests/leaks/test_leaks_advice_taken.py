@@ -167,8 +167,18 @@ def partial():
     PARTIALS.append(functools.partial(print, data()))
 
 
+def partial_removed_after_it_has_run():
+    PARTIALS.append(functools.partial(len, data()))
+    PARTIALS.pop()()
+
+
+def partial_under_a_new_name():
+    setattr(SETTINGS, f"on_end_{next(NUMBERS)}", functools.partial(print, data()))
+
+
 def partial_of_a_weak_reference():
-    PARTIALS.append(functools.partial(print, weakref.ref(data())))
+    image = Image()
+    setattr(SETTINGS, f"on_end_{next(NUMBERS)}", functools.partial(print, weakref.ref(image)))
 
 
 def state_of_a_replaced_parameter(*, delete):
@@ -290,7 +300,7 @@ def numbers():
 
 RULES = [
     (Remedy.VALUE, entry, entry_deleted),
-    (Remedy.VALUE, descriptor, descriptor_with_weak_keys),
+    (Remedy.VALUE_OF_OBJECTS, descriptor, descriptor_with_weak_keys),
     (Remedy.VALUE, requests, requests_deleted),
     (Remedy.WEAK_KEYS, value_with_its_key, value_with_a_weak_key),
     (Remedy.MEMBER, member, member_discarded),
@@ -300,7 +310,8 @@ RULES = [
     (Remedy.SUBMODULE, submodule, submodule_deleted),
     (Remedy.GLOBAL, global_name, global_name_deleted),
     (Remedy.BOUND_METHOD, bound_method, weak_method),
-    (Remedy.PARTIAL, partial, partial_of_a_weak_reference),
+    (Remedy.PARTIAL_PER_CALL, partial, partial_removed_after_it_has_run),
+    (Remedy.PARTIAL, partial_under_a_new_name, partial_of_a_weak_reference),
     (
         Remedy.OPTIMIZER_STATE,
         functools.partial(state_of_a_replaced_parameter, delete=False),
@@ -424,11 +435,11 @@ class Message:
         return {"length": 64}
 
 
-def test_of_an_object_of_a_c_type_that_collects_the_object_is_dropped():
+def test_a_pickler_that_collects_is_to_clear_its_memo():
     """The attribute of what it collects is one of many."""
     channel = Channel()
     [leak] = find_leaks(lambda: channel.send(Message()))
-    assert leak.advice == advice(Remedy.ITERATOR)
+    assert leak.advice == advice(Remedy.PICKLER)
 
     def send_alone():
         channel.send(Message())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import inspect
@@ -60,6 +61,33 @@ def test_where_several_functions_may_have_put_it_there_no_line_is_named():
     assert leak.cut.line is None
     [line] = [line for line in leak.path if "patched_by_several" in line]
     assert "linear.py" not in line.partition("->")[0]
+
+
+def test_a_copy_of_a_plain_tensor_has_the_line_that_copied_it():
+    """`copy.deepcopy` copies its storage without an op, and puts the copy into a tensor by one."""
+    state, kept, last = {"weight": torch.ones(64), "bias": torch.ones(64)}, [], []
+
+    def keeps_each_copy():
+        copied = copy.deepcopy(state)
+        kept.append(copied)
+
+    def keeps_the_last_copy():
+        last[:] = [copy.deepcopy(state)]
+
+    [leak] = find_leaks(keeps_each_copy)
+    place = f"test_leaks_lines.py:{line_of(keeps_each_copy, 'deepcopy')} in keeps_each_copy"
+    assert leak.site.endswith(place)
+    assert leak.added_at.endswith("in keeps_each_copy: `kept.append(copied)`")
+    assert find_leaks(keeps_the_last_copy) == []
+
+
+def test_a_tensor_over_an_old_storage_is_no_new_one():
+    storage, last = torch.ones(64).untyped_storage(), []
+
+    def step():
+        last[:] = [torch.empty(0).set_(storage)]
+
+    assert find_leaks(step) == []
 
 
 class Other:
