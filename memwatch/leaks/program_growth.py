@@ -603,7 +603,7 @@ class ProgramGrowth:
         self._handle: Any = None
         # the optimizer whose steps are the rounds, and how many optimizers made a step
         self._optimizer: weakref.ref[Any] | None = None
-        self.optimizers = 0
+        self.optimizers = self.all_steps = 0
         self.later_optimizers = 0  # that made their first step after the last step of the first one
         self._known_optimizers: dict[int, weakref.ref[Any]] = {}  # by id, which a later one may have again
         self._updates = Updates()
@@ -649,6 +649,13 @@ class ProgramGrowth:
         """The steps and loops that were searched, the steps first."""
         return [each for each in [self.steps, *self.loops] if each.was_searched]
 
+    def judged_amid(self) -> list[Rounds]:
+        """Return the searched rounds whose leaks are leaks although the program failed.
+
+        A backward that the program did not reach may need the graphs of a loop without backwards.
+        """
+        return [each for each in self.rounds if each.have_backward]
+
     def forget_drained(self) -> None:
         """Forget the holders that have dropped what rounds added to them; call it before the block ends."""
         nodes = behind(self._young())[1]
@@ -680,11 +687,28 @@ class ProgramGrowth:
                     return True
         return False
 
+    def kept_by(self, leak: Leak, refs: Sequence[weakref.ref[torch.UntypedStorage]]) -> set[str]:
+        """Return the causes of the holders to which rounds added, and which a leak of the end names too.
+
+        Args:
+            leak: a leak of the end.
+            refs: its storages.
+        """
+        ids = set(map(id, refs))
+        causes = set()
+        for rounds in self.rounds:
+            for each in rounds.kept:
+                alive = {id(ref) for ref in rounds.storages.get(each.cause, []) if ref() is not None}
+                if each.cause == leak.cause or (alive and alive <= ids):
+                    causes.add(each.cause)
+        return causes
+
     def held_at_end(self) -> list[Leak]:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
         for storage in behind(self._young())[0]:
             self._book.add(storage, self._main.mode.run)  # threads from before have no mode
-        found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
+        made = [each for each in self._book.alive() if self._book.is_program_imported or not each.is_constant]
+        found = diagnose(made, Exemptions(shared_state=True), per_call=False)
         with_graph = _storages_with_graph()
 
         def note_graphs(leak: Leak, survivors: Sequence[Survivor]) -> None:
@@ -708,6 +732,7 @@ class ProgramGrowth:
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
         self._updates.note(optimizer)
+        self.all_steps += 1
         self._book.is_program_imported = self._book.is_program_imported or runs_in_import()
         known = self._known_optimizers.get(id(optimizer))
         if known is None or known() is not optimizer:

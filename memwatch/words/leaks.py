@@ -118,6 +118,9 @@ NO_DOT: Final = (
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
 GROW_BY_ROUND: Final = "The program leaks {parts}. What keeps it, and what to change:"
+GREW_BY_ROUND: Final = "The program leaked {parts} until it failed. What keeps it, and what to change:"
+AS_ABOVE: Final = "as above"
+"""In place of an advice that the leak before has too."""
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
@@ -128,9 +131,9 @@ ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "iteration of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
 LEFT_NOTHING: Final = (
-    "{verdict}. memwatch does not judge what global variables, models and optimizers still hold at the end"
+    "{verdict}{searched}. What global variables, models and optimizers hold once, such as a cache, is not a leak"
 )
-NO_LEAKS_IN: Final = ". No {rounds} left a graph or a hook behind"
+NO_LEAKS_IN: Final = ": no {rounds} left a graph or a hook behind"
 OR_OF_EACH: Final = " and no "
 OR_EACH: Final = " and each "
 VERDICT: Final = "no leaks"
@@ -139,13 +142,13 @@ VERDICT_BESIDE_KEPT: Final = "no certain leaks"
 VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
     "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} iterations (a loop "
-    "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} steps "
-    "or {passes} iterations, or call memwatch.find_leaks(step). For a loop that awaits tasks, decorate the `async` "
+    "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} "
+    "steps{optimizer} or {passes} iterations, or call memwatch.find_leaks(step). For a loop that awaits tasks, decorate the `async` "
     "function of one task with `watch = memwatch.LeakWatch(every=10)`, and print `watch.report()` at the end"
 )
 STEPS_NOT_SEARCHED: Final = (
     "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
-    "{fewest}"
+    "{fewest} steps{optimizer}"
 )
 LATER_OPTIMIZERS: Final = (
     "memwatch searched after the {steps} steps of the first of {optimizers} optimizers, and the program made others "
@@ -161,10 +164,16 @@ SELDOM: Final = (
     "be a leak in a part of the program that runs seldom, such as a validation. A longer run would show it"
 )
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
-FIRST_OF_OPTIMIZERS: Final = "{steps} with the first of its {optimizers} optimizers"
+FIRST_OF_OPTIMIZERS: Final = (
+    "{steps} with {optimizers} optimizers, but only {first} with the first optimizer, and memwatch follows that one"
+)
+WITH_FIRST: Final = " with it"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
-NOT_JUDGED_AFTER_EXIT: Final = "the program ended with exit code {code}, so memwatch did not judge its leaks"
+NOT_JUDGED: Final = "the program ended with {cause}{after}, so memwatch did not judge its leaks{until_then}"
+EXIT_CODE: Final = "exit code {code}"
+AFTER_STEPS: Final = " after {steps}"
+UNTIL_THEN: Final = ". Until then no {rounds} left a graph or a hook behind"
 EACH: Final = "each {round}"
 ONE_IN: Final = "not every {round} but about one in {every}"
 KEPT_BY_ROUND: Final = (
@@ -186,10 +195,10 @@ SEARCHES_SKIPPED: Final = (
     "the searches took too long, so memwatch stopped them: it may have missed growth with each {rounds}"
 )
 HELD_AT_END: Final = (
-    "not judged, because a name at the top level holds it: {held}. If it is not a result, delete it"
+    "not judged, because a global variable holds it: {held}. If it is not a result, delete it"
 )
 GRAPHS_AT_END: Final = (
-    "not judged, because a name at the top level holds it: {held}. These tensors keep their autograd graphs, and the "
+    "not judged, because a global variable holds it: {held}. These tensors keep their autograd graphs, and the "
     "graphs keep activations. If you need the values alone, store `value.item()` or `value.detach()`"
 )
 HOOKS_OF_MORE: Final = "{holder} and on {count} more"
@@ -267,8 +276,8 @@ def rounds_phrase(place: RoundPlace | None, every: int) -> str:
     return (EACH if every == 1 else ONE_IN).format(round=round_phrase(place), every=every)
 
 
-def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
-    """Return the line above leaks that grow with each round: how much each round adds."""
+def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked], *, has_failed: bool = False) -> str:
+    """Return the line above leaks that grow with each round: how much each round adds, or added until it failed."""
     of_period: dict[int, list[Leaked]] = {}
     for leak in leaks:
         of_period.setdefault(leak.every, []).append(leak)
@@ -280,7 +289,7 @@ def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
         )
         for every, several in sorted(of_period.items())
     )
-    return GROW_BY_ROUND.format(parts=AND.join(parts))
+    return (GREW_BY_ROUND if has_failed else GROW_BY_ROUND).format(parts=AND.join(parts))
 
 
 def _amounts(leaks: Sequence[Leaked]) -> list[str]:
@@ -366,10 +375,9 @@ def searched_line(
         is_certain: False if something may be a result that is alive at the end.
         has_graphs: True if graphs of several rounds are alive at the end. Then some rounds did leave one.
     """
-    rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
     verdict = VERDICT_BESIDE_GROWTH if has_grown else VERDICT if is_certain else VERDICT_BESIDE_KEPT
-    left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
-    return left + (NO_LEAKS_IN.format(rounds=rounds) if places and not has_graphs else "")
+    searched = NO_LEAKS_IN.format(rounds=_rounds_phrase(places)) if places and not has_graphs else ""
+    return LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END, searched=searched)
 
 
 def unseen_line(place: RoundPlace | None, nodes: int, nbytes: int) -> str:
@@ -445,17 +453,51 @@ def known_line(known: Known) -> str:
     return KNOWN_REMEDY.format(known=line, remedy=known.remedy) if known.remedy else line
 
 
-def not_searched_line(
-    steps: int, *, optimizers: int, fewest_steps: int, fewest_passes: int, has_loops: bool
+def not_judged_line(
+    cause: str, steps: int, places: Sequence[RoundPlace | None], *, are_clean: bool
 ) -> str:
-    """Return why memwatch did not look for growth, or not for growth with each step if it searched loops."""
-    counted = COUNT_OF_STEP if steps == 1 else COUNT_OF_STEPS.format(count=steps)
+    """Return that a program failed, and what memwatch had seen of it by then.
+
+    Args:
+        cause: the class of the exception, or the exit code in words.
+        steps: the steps of all optimizers.
+        places: where the loops begin that were searched; None for the steps of the optimizer.
+        are_clean: True if none of these left anything.
+    """
+    until_then = UNTIL_THEN.format(rounds=_rounds_phrase(places)) if places and are_clean else ""
+    after = AFTER_STEPS.format(steps=_steps_phrase(steps)) if steps else ""
+    return NOT_JUDGED.format(cause=cause, after=after, until_then=until_then)
+
+
+def _steps_phrase(steps: int) -> str:
+    return COUNT_OF_STEP if steps == 1 else COUNT_OF_STEPS.format(count=steps)
+
+
+def _rounds_phrase(places: Sequence[RoundPlace | None]) -> str:
+    return OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
+
+
+def not_searched_line(
+    steps: int, *, all_steps: int, optimizers: int, fewest_steps: int, fewest_passes: int, has_loops: bool
+) -> str:
+    """Return why memwatch did not look for growth, or not for growth with each step if it searched loops.
+
+    Args:
+        steps: the steps of the first optimizer.
+        all_steps: the steps of all optimizers.
+        optimizers: the number of optimizers.
+        fewest_steps: the steps that memwatch needs.
+        fewest_passes: the iterations that memwatch needs.
+        has_loops: whether loops were searched.
+    """
+    counted, optimizer = _steps_phrase(all_steps), ""
     if optimizers > 1:
-        counted = FIRST_OF_OPTIMIZERS.format(steps=counted, optimizers=optimizers)
+        counted = FIRST_OF_OPTIMIZERS.format(steps=counted, optimizers=optimizers, first=steps)
+        optimizer = WITH_FIRST
     if has_loops:
-        return STEPS_NOT_SEARCHED.format(steps=counted, fewest=fewest_steps)
+        return STEPS_NOT_SEARCHED.format(steps=counted, fewest=fewest_steps, optimizer=optimizer)
     return NOT_SEARCHED.format(
-        steps=counted if steps else NO_STEPS, fewest=fewest_steps, passes=fewest_passes
+        steps=counted if steps else NO_STEPS, fewest=fewest_steps, passes=fewest_passes, optimizer=optimizer
     )
 
 
