@@ -201,7 +201,10 @@ GRAPHS_AT_END: Final = (
     "not judged, because a global variable holds it: {held}. These tensors keep their autograd graphs, and the "
     "graphs keep activations. If you need the values alone, store `value.item()` or `value.detach()`"
 )
-HOOKS_OF_MORE: Final = "{holder} and on {count} more"
+HOOKS_OF_MORE: Final = "{holder} and on {count} more objects"
+HOOKS_OF_ONE_MORE: Final = "{holder} and on 1 more object"
+HOOKS_WITH_TENSORS: Final = "{hooks} with {size} of tensors"
+TENSORS_OF_HOOKS: Final = "  and {size} of tensors{each}, which the hooks keep"
 HELD: Final = "{holder} ({amount})"
 LARGER: Final = "{holder}, by {size}"
 MORE_HOLDERS: Final = "{count} more"
@@ -335,10 +338,15 @@ def _by_kind(leaks: Sequence[Leaked]) -> list[tuple[list[Leaked], str]]:
     of_kind: dict[LeakKind, list[Leaked]] = {}
     for leak in leaks:
         of_kind.setdefault(LeakKind.RETAINED if leak.kind.is_of_tensors else leak.kind, []).append(leak)
-    return [
-        (several, _amount(kind, sizes_of(several), sum(leak.count for leak in several)))
-        for kind, several in of_kind.items()
-    ]
+    return [(several, _amount_of(kind, several)) for kind, several in of_kind.items()]
+
+
+def _amount_of(kind: LeakKind, leaks: Sequence[Leaked]) -> str:
+    sizes = sizes_of(leaks)
+    amount = _amount(kind, sizes, sum(leak.count for leak in leaks))
+    if kind is LeakKind.HOOKS and any(sizes.values()):
+        return HOOKS_WITH_TENSORS.format(hooks=amount, size=sizes_phrase(sizes))
+    return amount
 
 
 def repeat_name(place: RoundPlace | None) -> str:
@@ -532,6 +540,12 @@ def nodes_line(nodes: int, nbytes: int, *, per_call: bool, repeat: str, every: i
     return GRAPH_NODES.format(nodes=counted, each=each, size=format_bytes(nbytes))
 
 
+def tensors_of_hooks_line(device: str, nbytes: int, *, per_call: bool, repeat: str, every: int) -> str:
+    """Return the tensors that the hooks of a leak keep, as a line under it."""
+    each = _on_each(repeat, every) if per_call else ""
+    return TENSORS_OF_HOOKS.format(size=sizes_phrase({device: nbytes}), each=each)
+
+
 def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
     """Return a path, one reference per line.
 
@@ -618,7 +632,9 @@ def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
 def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
     """Return what hooks are registered on: an object, and how many more have the same hook."""
     holder = holder_phrase(edges)
-    return holder if tables == 1 else HOOKS_OF_MORE.format(holder=holder, count=tables - 1)
+    if tables == 1:
+        return holder
+    return (HOOKS_OF_ONE_MORE if tables == 2 else HOOKS_OF_MORE).format(holder=holder, count=tables - 1)
 
 
 def hook_phrase(function: str, file: str, line: int) -> str:

@@ -1972,3 +1972,52 @@ def test_an_advice_that_repeats_is_printed_once(shell_memwatch, tmp_path):
     assert done.returncode == 1
     assert done.stdout.count("\nretained: ") == 2
     assert re.findall(r"\n  advice: (\w+ \w+)", done.stdout) == ["the container", "as above"]
+
+
+MONITORS = """
+import torch
+model = torch.nn.Linear(64, 32)
+class Monitor:
+    last = None
+    def __init__(self, module):
+        module.register_forward_hook(self.look)
+    def look(self, module, inputs, output):
+        {keep}
+for _ in range(9):
+    Monitor(model)
+    model(torch.ones(16, 64)).sum().backward()
+"""
+ADAPTERS_OF_HOOKS = """
+import torch
+model = torch.nn.Linear(64, 64)
+def load():
+    adapter = torch.nn.Linear(64, 4, bias=False)
+    def drop(module, prefix, keep_vars):
+        {keep}
+    model.register_state_dict_pre_hook(drop)
+for _ in range(9):
+    load()
+    model.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "keep", "nbytes"),
+    [
+        (MONITORS, "self.last = output.detach().clone()", 16 * 32 * 4),
+        (MONITORS, "pass", 0),
+        (ADAPTERS_OF_HOOKS, "adapter.weight.data.mul_(1.0)", 64 * 4 * 4),
+        (ADAPTERS_OF_HOOKS, "model.weight.data.mul_(1.0)", 0),
+    ],
+    ids=["replaced", "no tensor", "captured", "nothing captured"],
+)
+def test_hooks_have_the_bytes_that_they_keep(program, keep, nbytes, shell_memwatch, tmp_path):
+    """Each iteration may run all hooks, and each hook may replace its tensor."""
+    (tmp_path / "program.py").write_text(program.format(keep=keep))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 1
+    assert "hooks: 1 hook on each iteration, registered on global `model`" in findings(done)
+    line = f"and {format_bytes(nbytes)} of tensors on each iteration, which the hooks keep"
+    assert (line in findings(done)) is bool(nbytes)
+    assert (f"leaks 1 hook with {format_bytes(nbytes)} of tensors" in findings(done)) is bool(nbytes)
+    assert ("of tensors" in done.stdout) is bool(nbytes)
