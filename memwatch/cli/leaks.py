@@ -4,13 +4,15 @@ memwatch searches at the end of the program, and while it trains. At the end, a 
 cycle or C++ code keeps it, so that the program cannot reach it. A tensor that global variables, models or optimizers
 hold, or that the last optimizer step used, is not a leak. Class attributes and caches of functions count as global
 variables, those of imported modules included. But a container of an imported module is a leak if each optimizer step,
-or each iteration of a loop, added a tensor to it. A tensor that anything else holds is a leak. While the program trains,
-a leak is also a graph or a hook that each optimizer step, or each iteration of a loop, leaves behind.
-These searches run after steps 4, 8, 16 and so on. They also run after iterations 6, 11, 21 and so on, unless each
-iteration has one step. They cover threads, the tasks of thread pools, and coroutines too. If there are leaks, the exit
-code is 1. Otherwise memwatch prints where it searched. Findings go to standard output, and remarks about the run to
-standard error. A program that fails ends as it would without memwatch, and what it holds at its end is not judged.
-memwatch prints what each optimizer step left behind until then.
+or each iteration of a loop, added a tensor to it. A tensor that anything else holds is a leak.
+
+While the program trains, a leak is a graph or a hook that each optimizer step, or each iteration of a loop, leaves
+behind. These searches run after steps 4, 8, 16 and so on. They also run after iterations 6, 11, 21 and so on, unless
+each iteration has one step. They cover threads, the tasks of thread pools, and coroutines too.
+
+If there are leaks, the exit code is 1. Otherwise memwatch prints where it searched. Findings go to standard output, and
+remarks about the run to standard error. A program that fails ends as it would without memwatch, and what it holds at
+its end is not judged. memwatch prints what each optimizer step left behind until then.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train

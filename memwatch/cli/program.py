@@ -206,7 +206,9 @@ _HOME: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__fi
 _AROUND: Final = tuple(os.path.join(_HOME, part, "") for part in ("cli", "record"))
 """Folders of memwatch whose code runs around and between the program's. Code of memwatch that the program itself
 calls is in other folders and stays in the traceback."""
-_AT_OPS: Final = tuple(os.path.join(_HOME, "leaks", name) for name in ("program_growth.py", "new_storages.py"))
+_AT_OPS: Final = tuple(
+    os.path.join(_HOME, "leaks", name) for name in ("program_growth.py", "new_storages.py")
+)
 """Code of memwatch that torch calls at each op or step. An interrupt may come while it runs."""
 
 

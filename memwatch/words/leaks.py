@@ -131,7 +131,8 @@ ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "iteration of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
 LEFT_NOTHING: Final = (
-    "{verdict}{searched}. What global variables, models and optimizers hold once, such as a cache, is not a leak"
+    "{verdict}{searched}. What global variables, models and optimizers hold once, such as a cache, "
+    "is not a leak"
 )
 NO_LEAKS_IN: Final = ": no {rounds} left a graph or a hook behind"
 OR_OF_EACH: Final = " and no "
@@ -143,8 +144,9 @@ VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
     "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} iterations (a loop "
     "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} "
-    "steps{optimizer} or {passes} iterations, or call memwatch.find_leaks(step). For a loop that awaits tasks, decorate the `async` "
-    "function of one task with `watch = memwatch.LeakWatch(every=10)`, and print `watch.report()` at the end"
+    "steps{optimizer} or {passes} iterations, or call memwatch.find_leaks(step). For a loop that awaits tasks, "
+    "decorate the `async` function of one task with `watch = memwatch.LeakWatch(every=10)`, and print "
+    "`watch.report()` at the end"
 )
 STEPS_NOT_SEARCHED: Final = (
     "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
@@ -165,7 +167,8 @@ SELDOM: Final = (
 )
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 FIRST_OF_OPTIMIZERS: Final = (
-    "{steps} with {optimizers} optimizers, but only {first} with the first optimizer, and memwatch follows that one"
+    "{steps} with {optimizers} optimizers, but only {first} with the first optimizer, "
+    "and memwatch follows that one"
 )
 WITH_FIRST: Final = " with it"
 COUNT_OF_STEP: Final = "1 optimizer step"
@@ -461,9 +464,7 @@ def known_line(known: Known) -> str:
     return KNOWN_REMEDY.format(known=line, remedy=known.remedy) if known.remedy else line
 
 
-def not_judged_line(
-    cause: str, steps: int, places: Sequence[RoundPlace | None], *, are_clean: bool
-) -> str:
+def not_judged_line(cause: str, steps: int, places: Sequence[RoundPlace | None], *, are_clean: bool) -> str:
     """Return that a program failed, and what memwatch had seen of it by then.
 
     Args:
