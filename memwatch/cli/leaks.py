@@ -1,13 +1,18 @@
 """Run a program and report the tensors that it leaves behind.
 
 memwatch searches at the end of the program, and while it trains. At the end, a tensor is a leak if only a reference
-cycle or C++ code keeps it, so that the program cannot reach it. A tensor that the program's global variables, models or
-optimizers hold, or that the last optimizer step used, is not a leak. A tensor that anything else holds is one. While
-the program trains, a leak is a graph or a hook that each optimizer step, or each iteration of a loop, leaves behind.
-These searches run after steps 4, 8, 16 and so on. They also run after iterations 6, 11, 21 and so on, unless each
-iteration has one step. They cover threads, the tasks of thread pools, and coroutines too. If there are leaks, the exit
-code is 1. Otherwise memwatch prints where it searched. Findings go to standard output, and remarks about the run to
-standard error. A program that fails ends as it would without memwatch, and its leaks are not judged.
+cycle or C++ code keeps it, so that the program cannot reach it. A tensor that global variables, models or optimizers
+hold, or that the last optimizer step used, is not a leak. Class attributes and caches of functions count as global
+variables, those of imported modules included. But a container of an imported module is a leak if each optimizer step,
+or each iteration of a loop, added a tensor to it. A tensor that anything else holds is a leak.
+
+While the program trains, a leak is a graph or a hook that each optimizer step, or each iteration of a loop, leaves
+behind. These searches run after steps 4, 8, 16 and so on. They also run after iterations 6, 11, 21 and so on, unless
+each iteration has one step. They cover threads, the tasks of thread pools, and coroutines too.
+
+If there are leaks, the exit code is 1. Otherwise memwatch prints where it searched. Findings go to standard output, and
+remarks about the run to standard error. A program that fails ends as it would without memwatch, and what it holds at
+its end is not judged. memwatch prints what each optimizer step left behind until then.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train
@@ -21,15 +26,20 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.common import emit, say
 from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
+from memwatch.kinds.edges import VertexKind
+from memwatch.kinds.leaks import LeakKind
 from memwatch.settings import FILE, project_settings
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     import argparse
+    import weakref
     from collections.abc import Hashable
 
+    import torch
+
     from memwatch.leaks import Leak
-    from memwatch.leaks.program_growth import ProgramGrowth
+    from memwatch.leaks.program_growth import ProgramGrowth, Rounds
     from memwatch.settings import Settings
 
 
@@ -44,7 +54,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
     from memwatch.report.console import line_width
-    from memwatch.words.leaks import FILLING_NOTE, NOT_JUDGED_AFTER_EXIT, grow_line
+    from memwatch.words.leaks import FILLING_NOTE, grow_line
 
     found: list[Leak] = []
     at_end: list[Leak] = []
@@ -73,14 +83,15 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except BaseException as error:
         # a check in the program itself may have raised a TensorLeakError, which is then the program's failure
         if has_failed or not isinstance(error, TensorLeakError):
-            if isinstance(error, SystemExit):
-                code = error.code if type(error.code) is int else 1  # Python prints any other object
-                say(NOT_JUDGED_AFTER_EXIT.format(code=code))
+            _say_what_was_seen(growth, error, settings)
             return hide_own_frames(error)
         found = error.leaks
     # what each round adds says more than the sum at the end
     found = [leak for leak in found if not growth.has_leak_of(leak, check.leaked_storages(leak.cause))]
-    told = {leak.cause for leak in found}
+    grown_at = {leak.cause: growth.kept_by(leak, check.leaked_storages(leak.cause)) for leak in found}
+    found = [leak for leak in found if grown_at[leak.cause] or not _is_of_module(leak)]
+    # a holder that grew is not named again as one that may be a result
+    told = {cause for leak in found for cause in (leak.cause, *grown_at[leak.cause])}
     seen = check.told_storages(told)
     found = _counted(found, settings)
     parts = []
@@ -97,11 +108,58 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     if not is_leak:
         parts += _undecided_lines(growth)
     if parts:  # on standard output, so that it has all findings
-        emit(_wrapped("\n".join(parts), line_width(None)))
+        emit(_wrapped(_with_advice_once("\n".join(parts)), line_width(None)))
     if not is_leak:
         _say_what_was_searched(growth, at_end, is_clean=is_clean, has_grown=bool(grown))
         _say_what_is_held(growth, at_end, told)
     return int(is_leak)
+
+
+def _say_what_was_seen(growth: ProgramGrowth, error: BaseException, settings: Settings) -> None:
+    """Print that the program failed, and what each round had left by then."""
+    from memwatch.report.console import line_width
+    from memwatch.words import leaks as words
+
+    cause = type(error).__name__
+    if isinstance(error, SystemExit):
+        code = error.code if type(error.code) is int else 1  # Python prints any other object
+        cause = words.EXIT_CODE.format(code=code)
+    judged = growth.judged_amid()
+    told: set[str] = set()
+    seen: list[weakref.ref[torch.UntypedStorage]] = []
+    parts = []
+    for rounds in judged:
+        leaks = _counted(rounds.new_leaks(told, seen), settings)
+        if leaks:
+            line = words.grow_line(rounds.place, leaks, has_failed=True)
+            parts.append("\n".join([line, *map(str, leaks)]))
+    if parts:
+        emit(_wrapped(_with_advice_once("\n".join(parts)), line_width(None)))
+    clean = [rounds.place for rounds in judged if _is_clean(rounds) and not (rounds.leaks or rounds.kept)]
+    say(words.not_judged_line(cause, growth.all_steps, clean, are_clean=not parts))
+
+
+def _is_clean(rounds: Rounds) -> bool:
+    """Return True if rounds kept nothing for a while, and memwatch could decide about all that they left."""
+    return not (rounds.kept_a_while or rounds.has_unseen or rounds.seldom)
+
+
+def _with_advice_once(text: str) -> str:
+    """Return the text of leaks, in which an advice that is the same as the one before refers to that."""
+    from memwatch.words import leaks as words
+
+    lines, latest, start = [], "", words.ADVICE.format(advice="")
+    for line in text.splitlines():
+        is_again = line.startswith(start) and line == latest
+        latest = line if line.startswith(start) else latest
+        lines.append(words.ADVICE.format(advice=words.AS_ABOVE) if is_again else line)
+    return "\n".join(lines)
+
+
+def _is_of_module(leak: Leak) -> bool:
+    """Return True if a global variable of a module leads to the tensors, through a class or a cache too."""
+    owner = leak.edges[0].owner if leak.kind is LeakKind.RETAINED and leak.edges else None
+    return owner is not None and owner.kind is VertexKind.MODULE
 
 
 def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
@@ -166,11 +224,7 @@ def _say_what_was_searched(
     searched = [rounds.place for rounds in growth.rounds]
     places = words.searched_places(searched, has_unsearched_steps=has_unsearched_steps)
     if is_clean:
-        not_clean = {
-            rounds.place
-            for rounds in growth.rounds
-            if rounds.kept_a_while or rounds.has_unseen or rounds.seldom
-        }
+        not_clean = {rounds.place for rounds in growth.rounds if not _is_clean(rounds)}
         clean = [place for place in places if place not in not_clean]
         say(
             words.searched_line(
@@ -184,6 +238,7 @@ def _say_what_was_searched(
         say(
             words.not_searched_line(
                 growth.steps.number,
+                all_steps=growth.all_steps,
                 optimizers=growth.optimizers,
                 fewest_steps=FEWEST_STEPS,
                 fewest_passes=FEWEST_PASSES,

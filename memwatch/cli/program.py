@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from memwatch.cli.common import say
 from memwatch.errors import MemwatchError, linked_errors
+from memwatch.own_code import CodeOwner, code_owner
 from memwatch.settings import own_code_folders, project_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 PROGRAM_USAGE: Final = "[-m MODULE | -c COMMAND | SCRIPT] [ARGUMENT ...]"
 _PAGE: Final = "--html="
@@ -246,6 +247,10 @@ _HOME: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__fi
 _AROUND: Final = tuple(os.path.join(_HOME, part, "") for part in ("cli", "record"))
 """Folders of memwatch whose code runs around and between the program's. Code of memwatch that the program itself
 calls is in other folders and stays in the traceback."""
+_AT_OPS: Final = tuple(
+    os.path.join(_HOME, "leaks", name) for name in ("program_growth.py", "new_storages.py")
+)
+"""Code of memwatch that torch calls at each op or step. An interrupt may come while it runs."""
 
 
 def hide_own_frames(error: BaseException) -> BaseException:
@@ -258,7 +263,9 @@ def hide_own_frames(error: BaseException) -> BaseException:
         The same error.
     """
     for link in linked_errors(error):
-        link.__traceback__ = _programs_own(link.__traceback__)
+        link.__traceback__ = _programs_own(
+            link.__traceback__, is_interrupt=isinstance(link, KeyboardInterrupt)
+        )
     shown, previous = error.__traceback__, sys.excepthook
 
     # raising the error again adds frames to its traceback; the hook prints the traceback that was cleaned here
@@ -270,8 +277,11 @@ def hide_own_frames(error: BaseException) -> BaseException:
     return error
 
 
-def _programs_own(trace: TracebackType | None) -> TracebackType | None:
-    """Return a copy of a traceback without memwatch's frames, those before the program included."""
+def _programs_own(trace: TracebackType | None, *, is_interrupt: bool) -> TracebackType | None:
+    """Return a copy of a traceback without memwatch's frames, those before the program included.
+
+    An interrupt came from outside, so the code of memwatch that happened to run is left out too.
+    """
     frames: list[TracebackType] = []
     while trace is not None:
         frames.append(trace)
@@ -282,10 +292,25 @@ def _programs_own(trace: TracebackType | None) -> TracebackType | None:
     if not after_start and frames and not _is_in(frames[-1], _AROUND):
         # an error of memwatch's own; if the traceback ends in `cli`, the program does not compile
         after_start = shown
+    elif is_interrupt:
+        after_start = list(_without_calls_at_ops(after_start))
     kept: TracebackType | None = None
     for each in reversed(after_start):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
+
+
+def _without_calls_at_ops(frames: Iterable[TracebackType]) -> Iterator[TracebackType]:
+    """Yield the frames without memwatch's work at an op or a step, with all that it calls.
+
+    The mode that sees an op runs the op, which may run code of the program's.
+    """
+    is_own = False
+    for each in frames:
+        owner = code_owner(each.tb_frame.f_code.co_filename)
+        is_own = _is_in(each, _AT_OPS) or (is_own and owner not in (CodeOwner.PROGRAM, CodeOwner.TORCH))
+        if not is_own:
+            yield each
 
 
 def _is_in(trace: TracebackType, folders: str | tuple[str, ...]) -> bool:

@@ -344,7 +344,12 @@ def _closes_over_new_object(cut: Edge | None, holder: Sequence[Edge], path: Sequ
 
 
 def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
-    """Return the entry, of those from the reference to cut on, whose container has most: keys may be a record's."""
+    """Return the entry, of those from the reference to cut on, whose container has most: keys may be a record's.
+
+    A new part of a module counts for itself, because the number of parts is not known.
+    """
+    if cut.kind is EdgeKind.SUBMODULE:
+        return cut
     at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
     entries = [cut, *(edge for edge in path[at + 1 :] if edge.kind in (EdgeKind.ITEM, EdgeKind.MEMBER))]
     return max(entries, key=lambda edge: (edge.owner and edge.owner.count) or 0)

@@ -189,10 +189,18 @@ def holder_of(survivor: Survivor) -> tuple[str, tuple[Edge, ...]]:
 def container_of(survivor: Survivor) -> str:
     """Return the container that got an entry with the tensor, in one phrase; empty if the cut is no entry."""
     cut = survivor.cut
-    if cut is None or not cut.edge.kind.row.is_entry or cut is survivor.steps[0]:
+    if cut is None or not (cut.edge.kind.row.is_entry or _is_part(cut.edge)) or cut is survivor.steps[0]:
         return ""
     before = [*itertools.takewhile(lambda step: step is not cut, survivor.steps)]
     return holder_phrase(_along_path(before, None))
+
+
+def _is_part(edge: Edge) -> bool:
+    """Return True for a part of a list or dictionary of modules."""
+    if edge.kind is not EdgeKind.SUBMODULE or edge.owner is None:
+        return False
+    classes = {edge.owner.name, *(name for name, _ in edge.owner.bases)}
+    return (edge.name or "").isdigit() or "ModuleDict" in classes
 
 
 def _in_cycle(survivor: Survivor) -> list[Edge]:

@@ -31,10 +31,9 @@ class Leak(ShownAsText):
     Attributes:
         kind: a `LeakKind`, which equals its text. "cycle" is garbage that only gc can free. "uncollectable" is a loop
             through autograd that gc cannot free. A live root reaches a "retained" tensor. A "graph" has nodes of
-            autograd that a live root reaches, and no tensors. "hooks" are hooks that each call registers; they hold
-            no tensor.
-        nbytes: leaked bytes of tensor storage; for a graph, an estimate of the bytes of its nodes. Per call that leaks
-            for :func:`memwatch.find_leaks`.
+            autograd that a live root reaches, and no tensors. "hooks" are hooks that each call registers.
+        nbytes: leaked bytes of tensor storage; for a graph, an estimate of the bytes of its nodes; for hooks, the bytes
+            that they keep, in ``memwatch leaks`` only. Per call that leaks for :func:`memwatch.find_leaks`.
         device: the device of these bytes. A reference that holds tensors on two devices is two leaks.
         count: number of leaked storages, nodes of a graph, or hooks. Per call that leaks for
             :func:`memwatch.find_leaks`.
@@ -142,6 +141,11 @@ class Leak(ShownAsText):
         made = [self._made_at_line] * (self.kind is not LeakKind.HOOKS)
         if self.hook:
             made.append(words.HOOK_LINE.format(hook=self.hook))
+        if self.kind is LeakKind.HOOKS and self.nbytes:
+            line = words.tensors_of_hooks_line(
+                self.device, self.nbytes, per_call=self.per_call, repeat=self.repeat, every=self.every
+            )
+            made.append(line)
         if self.graph_nodes and self.kind is not LeakKind.GRAPH:
             line = words.nodes_line(
                 self.graph_nodes,

@@ -49,7 +49,7 @@ from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.cause import series_of
-from memwatch.leaks.cut import is_registration
+from memwatch.leaks.cut import is_hook_number, is_registration
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
@@ -603,7 +603,7 @@ class ProgramGrowth:
         self._handle: Any = None
         # the optimizer whose steps are the rounds, and how many optimizers made a step
         self._optimizer: weakref.ref[Any] | None = None
-        self.optimizers = 0
+        self.optimizers = self.all_steps = 0
         self.later_optimizers = 0  # that made their first step after the last step of the first one
         self._known_optimizers: dict[int, weakref.ref[Any]] = {}  # by id, which a later one may have again
         self._updates = Updates()
@@ -649,6 +649,13 @@ class ProgramGrowth:
         """The steps and loops that were searched, the steps first."""
         return [each for each in [self.steps, *self.loops] if each.was_searched]
 
+    def judged_amid(self) -> list[Rounds]:
+        """Return the searched rounds whose leaks are leaks although the program failed.
+
+        A backward that the program did not reach may need the graphs of a loop without backwards.
+        """
+        return [each for each in self.rounds if each.have_backward]
+
     def forget_drained(self) -> None:
         """Forget the holders that have dropped what rounds added to them; call it before the block ends."""
         nodes = behind(self._young())[1]
@@ -680,11 +687,28 @@ class ProgramGrowth:
                     return True
         return False
 
+    def kept_by(self, leak: Leak, refs: Sequence[weakref.ref[torch.UntypedStorage]]) -> set[str]:
+        """Return the causes of the holders to which rounds added, and which a leak of the end names too.
+
+        Args:
+            leak: a leak of the end.
+            refs: its storages.
+        """
+        ids = set(map(id, refs))
+        causes = set()
+        for rounds in self.rounds:
+            for each in rounds.kept:
+                alive = {id(ref) for ref in rounds.storages.get(each.cause, []) if ref() is not None}
+                if each.cause == leak.cause or (alive and alive <= ids):
+                    causes.add(each.cause)
+        return causes
+
     def held_at_end(self) -> list[Leak]:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
         for storage in behind(self._young())[0]:
             self._book.add(storage, self._main.mode.run)  # threads from before have no mode
-        found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
+        made = [each for each in self._book.alive() if self._book.is_program_imported or not each.is_constant]
+        found = diagnose(made, Exemptions(shared_state=True), per_call=False)
         with_graph = _storages_with_graph()
 
         def note_graphs(leak: Leak, survivors: Sequence[Survivor]) -> None:
@@ -708,6 +732,7 @@ class ProgramGrowth:
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
         self._updates.note(optimizer)
+        self.all_steps += 1
         self._book.is_program_imported = self._book.is_program_imported or runs_in_import()
         known = self._known_optimizers.get(id(optimizer))
         if known is None or known() is not optimizer:
@@ -936,12 +961,25 @@ class ProgramGrowth:
         rounds.has_unseen = not leaks and (rounds.unseen_nodes > 0 or rounds.has_unseen)
         hooks = leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
         rounds.kept = [leak for leak in rounds.kept if not _is_kept_by(hooks, leak)]
-        leaks += hooks
+        leaks += self._with_their_tensors(rounds, hooks)
         if rounds.leaks and not leaks:
             rounds.kept_a_while = True
             if not was_alive:
                 rounds.freed = rounds.leaks
         rounds.leaks = [replace(leak, repeat=repeat_name(rounds.place)) for leak in leaks]
+
+    def _with_their_tensors(self, rounds: Rounds, hooks: list[Leak]) -> list[Leak]:
+        """Return leaks of hooks with the bytes that the hooks of a round keep.
+
+        Each round may run all hooks, and each of them may replace its tensor. Then all tensors are of the last round.
+        So tensors of all rounds count, by the hook that keeps them.
+        """
+        if not hooks:
+            return hooks
+        made = [each for each in self._book.alive() if self._strand_at.get(each.run) is rounds.strand]
+        threads = rounds.threads.started()
+        look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
+        return [_with_tensors(leak, look.retained) for leak in hooks]
 
     def _with_growing_graphs(self, rounds: Rounds, leaks: list[Leak]) -> list[Leak]:
         """Add the values to whose graphs rounds add, though backward has freed their tensors.
@@ -1112,6 +1150,27 @@ def _is_kept_by(hooks: Sequence[Leak], kept: Leak) -> bool:
     tables = {series_of(cut) for leak in hooks for cut in leak.cuts}
     is_added_with_hook = kept.cut is not None and is_registration(kept.cut, kept.edges)
     return is_added_with_hook and any(series_of(edge) in tables for edge in kept.edges)
+
+
+def _with_tensors(hooks: Leak, survivors: Sequence[Survivor]) -> Leak:
+    """Return a leak of hooks with the bytes that as many hooks keep as it counts, on the device with most of them."""
+    tables = set(map(series_of, hooks.cuts))
+    by_device: dict[str, dict[str, int]] = {}  # the bytes of each hook, by its number
+    for each in survivors:
+        for above, below in pairwise(step.edge for step in each.steps):
+            if series_of(above) in tables and is_hook_number(below):
+                of_hook = by_device.setdefault(each.storage.device, {})
+                of_hook[below.name or ""] = of_hook.get(below.name or "", 0) + each.storage.nbytes
+    if not by_device:
+        return hooks
+    device, of_hook = max(by_device.items(), key=lambda item: sum(item[1].values()))
+    if len(of_hook) < _FEWEST_KEEPING:
+        return hooks
+    return replace(hooks, device=device, nbytes=median_low(of_hook.values()) * hooks.count)
+
+
+_FEWEST_KEEPING: Final = 3
+"""Hooks that each keep tensors, so that further hooks will. A guess."""
 
 
 def _period_of_hooks(numbers: Sequence[int]) -> int:

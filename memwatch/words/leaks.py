@@ -118,6 +118,9 @@ NO_DOT: Final = (
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
 GROW_BY_ROUND: Final = "The program leaks {parts}. What keeps it, and what to change:"
+GREW_BY_ROUND: Final = "The program leaked {parts} until it failed. What keeps it, and what to change:"
+AS_ABOVE: Final = "as above"
+"""In place of an advice that the leak before has too."""
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
@@ -128,9 +131,10 @@ ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "iteration of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
 LEFT_NOTHING: Final = (
-    "{verdict}. memwatch does not judge what global variables, models and optimizers still hold at the end"
+    "{verdict}{searched}. What global variables, models and optimizers hold once, such as a cache, "
+    "is not a leak"
 )
-NO_LEAKS_IN: Final = ". No {rounds} left a graph or a hook behind"
+NO_LEAKS_IN: Final = ": no {rounds} left a graph or a hook behind"
 OR_OF_EACH: Final = " and no "
 OR_EACH: Final = " and each "
 VERDICT: Final = "no leaks"
@@ -139,13 +143,14 @@ VERDICT_BESIDE_KEPT: Final = "no certain leaks"
 VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
     "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} iterations (a loop "
-    "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} steps "
-    "or {passes} iterations, or call memwatch.find_leaks(step). For a loop that awaits tasks, decorate the `async` "
-    "function of one task with `watch = memwatch.LeakWatch(every=10)`, and print `watch.report()` at the end"
+    "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} "
+    "steps{optimizer} or {passes} iterations, or call memwatch.find_leaks(step). For a loop that awaits tasks, "
+    "decorate the `async` function of one task with `watch = memwatch.LeakWatch(every=10)`, and print "
+    "`watch.report()` at the end"
 )
 STEPS_NOT_SEARCHED: Final = (
     "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
-    "{fewest}"
+    "{fewest} steps{optimizer}"
 )
 LATER_OPTIMIZERS: Final = (
     "memwatch searched after the {steps} steps of the first of {optimizers} optimizers, and the program made others "
@@ -161,10 +166,17 @@ SELDOM: Final = (
     "be a leak in a part of the program that runs seldom, such as a validation. A longer run would show it"
 )
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
-FIRST_OF_OPTIMIZERS: Final = "{steps} with the first of its {optimizers} optimizers"
+FIRST_OF_OPTIMIZERS: Final = (
+    "{steps} with {optimizers} optimizers, but only {first} with the first optimizer, "
+    "and memwatch follows that one"
+)
+WITH_FIRST: Final = " with it"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
-NOT_JUDGED_AFTER_EXIT: Final = "the program ended with exit code {code}, so memwatch did not judge its leaks"
+NOT_JUDGED: Final = "the program ended with {cause}{after}, so memwatch did not judge its leaks{until_then}"
+EXIT_CODE: Final = "exit code {code}"
+AFTER_STEPS: Final = " after {steps}"
+UNTIL_THEN: Final = ". Until then no {rounds} left a graph or a hook behind"
 EACH: Final = "each {round}"
 ONE_IN: Final = "not every {round} but about one in {every}"
 KEPT_BY_ROUND: Final = (
@@ -186,13 +198,16 @@ SEARCHES_SKIPPED: Final = (
     "the searches took too long, so memwatch stopped them: it may have missed growth with each {rounds}"
 )
 HELD_AT_END: Final = (
-    "not judged, because a name at the top level holds it: {held}. If it is not a result, delete it"
+    "not judged, because a global variable holds it: {held}. If it is not a result, delete it"
 )
 GRAPHS_AT_END: Final = (
-    "not judged, because a name at the top level holds it: {held}. These tensors keep their autograd graphs, and the "
+    "not judged, because a global variable holds it: {held}. These tensors keep their autograd graphs, and the "
     "graphs keep activations. If you need the values alone, store `value.item()` or `value.detach()`"
 )
-HOOKS_OF_MORE: Final = "{holder} and on {count} more"
+HOOKS_OF_MORE: Final = "{holder} and on {count} more objects"
+HOOKS_OF_ONE_MORE: Final = "{holder} and on 1 more object"
+HOOKS_WITH_TENSORS: Final = "{hooks} with {size} of tensors"
+TENSORS_OF_HOOKS: Final = "  and {size} of tensors{each}, which the hooks keep"
 HELD: Final = "{holder} ({amount})"
 LARGER: Final = "{holder}, by {size}"
 MORE_HOLDERS: Final = "{count} more"
@@ -267,8 +282,8 @@ def rounds_phrase(place: RoundPlace | None, every: int) -> str:
     return (EACH if every == 1 else ONE_IN).format(round=round_phrase(place), every=every)
 
 
-def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
-    """Return the line above leaks that grow with each round: how much each round adds."""
+def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked], *, has_failed: bool = False) -> str:
+    """Return the line above leaks that grow with each round: how much each round adds, or added until it failed."""
     of_period: dict[int, list[Leaked]] = {}
     for leak in leaks:
         of_period.setdefault(leak.every, []).append(leak)
@@ -280,7 +295,7 @@ def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
         )
         for every, several in sorted(of_period.items())
     )
-    return GROW_BY_ROUND.format(parts=AND.join(parts))
+    return (GREW_BY_ROUND if has_failed else GROW_BY_ROUND).format(parts=AND.join(parts))
 
 
 def _amounts(leaks: Sequence[Leaked]) -> list[str]:
@@ -326,10 +341,15 @@ def _by_kind(leaks: Sequence[Leaked]) -> list[tuple[list[Leaked], str]]:
     of_kind: dict[LeakKind, list[Leaked]] = {}
     for leak in leaks:
         of_kind.setdefault(LeakKind.RETAINED if leak.kind.is_of_tensors else leak.kind, []).append(leak)
-    return [
-        (several, _amount(kind, sizes_of(several), sum(leak.count for leak in several)))
-        for kind, several in of_kind.items()
-    ]
+    return [(several, _amount_of(kind, several)) for kind, several in of_kind.items()]
+
+
+def _amount_of(kind: LeakKind, leaks: Sequence[Leaked]) -> str:
+    sizes = sizes_of(leaks)
+    amount = _amount(kind, sizes, sum(leak.count for leak in leaks))
+    if kind is LeakKind.HOOKS and any(sizes.values()):
+        return HOOKS_WITH_TENSORS.format(hooks=amount, size=sizes_phrase(sizes))
+    return amount
 
 
 def repeat_name(place: RoundPlace | None) -> str:
@@ -366,10 +386,9 @@ def searched_line(
         is_certain: False if something may be a result that is alive at the end.
         has_graphs: True if graphs of several rounds are alive at the end. Then some rounds did leave one.
     """
-    rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
     verdict = VERDICT_BESIDE_GROWTH if has_grown else VERDICT if is_certain else VERDICT_BESIDE_KEPT
-    left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
-    return left + (NO_LEAKS_IN.format(rounds=rounds) if places and not has_graphs else "")
+    searched = NO_LEAKS_IN.format(rounds=_rounds_phrase(places)) if places and not has_graphs else ""
+    return LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END, searched=searched)
 
 
 def unseen_line(place: RoundPlace | None, nodes: int, nbytes: int) -> str:
@@ -445,17 +464,49 @@ def known_line(known: Known) -> str:
     return KNOWN_REMEDY.format(known=line, remedy=known.remedy) if known.remedy else line
 
 
+def not_judged_line(cause: str, steps: int, places: Sequence[RoundPlace | None], *, are_clean: bool) -> str:
+    """Return that a program failed, and what memwatch had seen of it by then.
+
+    Args:
+        cause: the class of the exception, or the exit code in words.
+        steps: the steps of all optimizers.
+        places: where the loops begin that were searched; None for the steps of the optimizer.
+        are_clean: True if none of these left anything.
+    """
+    until_then = UNTIL_THEN.format(rounds=_rounds_phrase(places)) if places and are_clean else ""
+    after = AFTER_STEPS.format(steps=_steps_phrase(steps)) if steps else ""
+    return NOT_JUDGED.format(cause=cause, after=after, until_then=until_then)
+
+
+def _steps_phrase(steps: int) -> str:
+    return COUNT_OF_STEP if steps == 1 else COUNT_OF_STEPS.format(count=steps)
+
+
+def _rounds_phrase(places: Sequence[RoundPlace | None]) -> str:
+    return OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
+
+
 def not_searched_line(
-    steps: int, *, optimizers: int, fewest_steps: int, fewest_passes: int, has_loops: bool
+    steps: int, *, all_steps: int, optimizers: int, fewest_steps: int, fewest_passes: int, has_loops: bool
 ) -> str:
-    """Return why memwatch did not look for growth, or not for growth with each step if it searched loops."""
-    counted = COUNT_OF_STEP if steps == 1 else COUNT_OF_STEPS.format(count=steps)
+    """Return why memwatch did not look for growth, or not for growth with each step if it searched loops.
+
+    Args:
+        steps: the steps of the first optimizer.
+        all_steps: the steps of all optimizers.
+        optimizers: the number of optimizers.
+        fewest_steps: the steps that memwatch needs.
+        fewest_passes: the iterations that memwatch needs.
+        has_loops: whether loops were searched.
+    """
+    counted, optimizer = _steps_phrase(all_steps), ""
     if optimizers > 1:
-        counted = FIRST_OF_OPTIMIZERS.format(steps=counted, optimizers=optimizers)
+        counted = FIRST_OF_OPTIMIZERS.format(steps=counted, optimizers=optimizers, first=steps)
+        optimizer = WITH_FIRST
     if has_loops:
-        return STEPS_NOT_SEARCHED.format(steps=counted, fewest=fewest_steps)
+        return STEPS_NOT_SEARCHED.format(steps=counted, fewest=fewest_steps, optimizer=optimizer)
     return NOT_SEARCHED.format(
-        steps=counted if steps else NO_STEPS, fewest=fewest_steps, passes=fewest_passes
+        steps=counted if steps else NO_STEPS, fewest=fewest_steps, passes=fewest_passes, optimizer=optimizer
     )
 
 
@@ -488,6 +539,12 @@ def nodes_line(nodes: int, nbytes: int, *, per_call: bool, repeat: str, every: i
     counted = _counted(LeakKind.GRAPH, nodes)
     each = _on_each(repeat, every) if per_call else ""
     return GRAPH_NODES.format(nodes=counted, each=each, size=format_bytes(nbytes))
+
+
+def tensors_of_hooks_line(device: str, nbytes: int, *, per_call: bool, repeat: str, every: int) -> str:
+    """Return the tensors that the hooks of a leak keep, as a line under it."""
+    each = _on_each(repeat, every) if per_call else ""
+    return TENSORS_OF_HOOKS.format(size=sizes_phrase({device: nbytes}), each=each)
 
 
 def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
@@ -576,7 +633,9 @@ def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
 def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
     """Return what hooks are registered on: an object, and how many more have the same hook."""
     holder = holder_phrase(edges)
-    return holder if tables == 1 else HOOKS_OF_MORE.format(holder=holder, count=tables - 1)
+    if tables == 1:
+        return holder
+    return (HOOKS_OF_ONE_MORE if tables == 2 else HOOKS_OF_MORE).format(holder=holder, count=tables - 1)
 
 
 def hook_phrase(function: str, file: str, line: int) -> str:

@@ -371,7 +371,9 @@ class Examination:
             elif made_by_machinery(leak):
                 self.data.setdefault("machinery", []).append(leak_data(leak))
             elif growth is None and (kept_by_cache(leak) or _line_search().is_first_growth(leak)):
-                self.data.setdefault("kept", []).append(leak_data(leak))
+                owner = None if leak.cut is None else leak.cut.owner
+                entries = None if owner is None else owner.count
+                self.data.setdefault("kept", []).append({**leak_data(leak), "entries": entries})
             else:
                 real.append(leak)
         self.data["leaks"] = [leak_data(leak) for leak in real]

@@ -10,6 +10,7 @@ import copy
 import functools
 import json
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -95,9 +96,10 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
 
     Each test has `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak", "findings" or null); figures in bytes
     (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`); `above_limit` (a sentence,
-    if the peak is above the limit or the baseline); `top` (the lines that
-    allocated most), `findings`, `ignored_findings`, `leaks`, `ignored`, `small` (below the least size), `kept` (by
-    caches), `emptied` (freed by fixtures before the next test), `machinery` (cycles of tools), `allowed` and `page`.
+    if the peak is above the limit or the baseline); `top` (the lines that allocated most), `findings`,
+    `ignored_findings`, `leaks`, `ignored`, `small` (below the least size), `kept` (by caches, each with the number of
+    `entries` of its container after the test), `emptied` (freed by fixtures before the next test), `machinery` (cycles
+    of tools), `allowed` and `page`.
     Keys of figures that were not measured are absent.
 
     Raises:
@@ -152,7 +154,7 @@ def summary_lines(
         _noted(
             results,
             "kept",
-            "Kept by caches and names: filled in one run, so not counted as leaks",
+            "Kept by caches and names, so not counted as leaks",
             verbose=verbose,
         ),
         _noted(
@@ -232,13 +234,29 @@ def _noted(results: Results, key: str, title: str, *, verbose: bool) -> list[str
         for leak in row.get(key, []):
             groups.setdefault(leak["cause"], []).append(leak)
     lines = [f"{title} ({sum(map(len, groups.values()))})"] if groups else []
-    shown = list(groups.values()) if verbose else list(groups.values())[:MOST_SHORT]
+    # a first fill is no leak, but a cache that grows on may be one
+    ordered = sorted(groups.values(), key=lambda leaks: (not _grew(leaks), -len(leaks)))
+    shown = ordered if verbose else ordered[:MOST_SHORT]
     for leaks in shown:
-        total = format_bytes(sum(leak["nbytes"] for leak in leaks))
-        lines.append(f"  {total:>12}  {leaks[0]['holder']}  ({len(leaks)} test{'s'[: len(leaks) != 1]})")
-    if len(groups) > len(shown):
-        lines.append(f"  and {len(groups) - len(shown)} more (all of them with -v or --memwatch-json)")
+        total = sum(leak["nbytes"] for leak in leaks)
+        tests = f"{len(leaks)} test{'s'[: len(leaks) != 1]}"
+        if _grew(leaks):
+            is_even = len({leak["nbytes"] for leak in leaks}) == 1
+            mean = format_bytes(total // len(leaks)) + " on average" * (not is_even)
+            tests = f"grew in each of {tests}, by {mean}"
+        lines.append(f"  {format_bytes(total):>12}  {leaks[0]['holder']}  ({tests})")
+    more = ordered[len(shown) :]
+    if more:
+        growing = sum(map(_grew, more))
+        also = f", {growing} of them grew in each of several tests" if growing else ""
+        lines.append(f"  and {len(more)} more{also} (all of them with -v or --memwatch-json)")
     return lines
+
+
+def _grew(leaks: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if the container had more entries after each of several tests than after the one before."""
+    entries = [leak.get("entries") or 0 for leak in leaks]
+    return len(entries) > 1 and all(before < after for before, after in pairwise(entries))
 
 
 def _small(results: Results, settings: Settings) -> list[str]:

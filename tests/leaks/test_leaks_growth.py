@@ -9,7 +9,9 @@ import objgraph
 import pytest
 import torch
 
-from memwatch.leaks import find_leaks, why_alive
+from memwatch.kinds.leaks import Remedy
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks, why_alive
+from memwatch.words.leaks import advice
 
 KEPT = []
 
@@ -122,3 +124,32 @@ def test_objgraph_finds_the_chain_that_a_path_names():
     found = [obj for obj in chain if obj is KEPT or obj is KEPT[0]]
     assert type(chain[0]) is ModuleType
     assert found == [KEPT, KEPT[0]]
+
+
+class Metric(torch.nn.Module):
+    """Keeps two predictions."""
+
+    def __init__(self):
+        super().__init__()
+        self.preds = []
+
+
+def test_a_part_that_each_call_adds_to_a_list_of_modules_is_what_grows():
+    """Each new metric has a list of its own, which does not grow. To delete the metric frees its list."""
+    trackers = torch.nn.ModuleList([Metric()])
+
+    def epoch(*, is_kept):
+        metric = Metric()
+        if is_kept:
+            trackers.append(metric)
+        for _ in range(2):
+            metric.preds.append(torch.ones(128))
+
+    (leak,) = find_leaks(lambda: epoch(is_kept=True))
+    assert leak.advice == advice(Remedy.SUBMODULE)
+    assert "trackers" in leak.container
+    assert "submodule" not in leak.container
+    with pytest.raises(TensorLeakError) as error, check_leaks():
+        epoch(is_kept=True)
+    assert error.value.leaks[0].advice == advice(Remedy.SUBMODULE)
+    assert find_leaks(lambda: epoch(is_kept=False)) == []

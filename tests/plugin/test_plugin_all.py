@@ -66,6 +66,35 @@ def test_kept_by_caches_is_listed(session):
     result.stdout.fnmatch_lines(["Kept by caches*", "*3.91 KiB  global `CACHE` of module*(1 test)"])
 
 
+def test_a_cache_that_grew_in_several_tests_is_said_to_have_grown(session):
+    """It comes first. A slot that each test fills anew has not grown."""
+    result = session(
+        """
+        import pytest, torch
+        CACHE, SLOT, FIRST = {}, {}, {}
+        repeated = pytest.mark.parametrize("number", range(4))
+        @repeated
+        def test_slot(number): SLOT["last"] = torch.ones(500 + 500 * number)
+        @repeated
+        def test_first(number):
+            if not FIRST: FIRST["mask"] = torch.ones(4000)
+        @repeated
+        def test_cache(number): CACHE[number] = torch.ones(1000)
+        """,
+        "--memwatch-leaks=all",
+    )
+    result.assert_outcomes(passed=12)
+    result.stdout.fnmatch_lines(
+        [
+            "Kept by caches and names, so not counted as leaks (*",
+            "*15.62 KiB  global `CACHE` of module*(grew in each of 4 tests, by 3.91 KiB)",
+        ],
+        consecutive=True,
+    )
+    assert str(result.stdout).count("grew in each") == 1
+    result.stdout.fnmatch_lines(["*15.62 KiB  global `FIRST` of module*(1 test)"])
+
+
 @pytest.mark.whole
 def test_a_name_with_one_value_is_no_leak_at_first_sight(session):
     """Whatever it had before: a number, nothing, or the value before last. A chain of all values is one, once seen."""
