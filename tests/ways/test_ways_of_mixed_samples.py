@@ -271,3 +271,76 @@ def test_the_peak_is_right_for_attention_that_puts_the_batch_third():
     model = nn.Sequential(*(_SelfAttention(_WIDTH, 4, batch_first=True) for _ in range(4)))
     x = torch.randn(_BATCH, 49, _WIDTH)
     _assert_lines_give_the_peak(model, lambda x: model(x).square().mean(), x)
+
+
+_TIME = 24
+_TARGETS = torch.randint(0, _CLASSES, (_BATCH, _TIME), generator=torch.Generator().manual_seed(1))
+_PART_IS_VALID = torch.arange(_TIME) < torch.arange(1, _BATCH + 1)[:, None] % _TIME + 1
+
+
+def _rows(z):
+    return z.flatten(0, 1)
+
+
+def _placed_again(z, valid):
+    """Computes with the valid values alone, as an encoder without padding or an expert does."""
+    found = torch.zeros_like(z)
+    found[valid] = z[valid].tanh()
+    return (z + found).square().mean()
+
+
+def _joined_again(z, valid):
+    order = torch.cat([valid.flatten().nonzero(), (~valid).flatten().nonzero()]).squeeze(1)
+    first, second = _rows(z)[valid.flatten()].tanh(), _rows(z)[~valid.flatten()].sigmoid()
+    return torch.cat([first, second])[order.argsort()].square().mean()
+
+
+_OF_PICKS = [
+    (lambda z, valid, _: z[valid].square().mean(), False),
+    (lambda z, valid, _: z.masked_select(valid[..., None]).square().mean(), False),
+    (lambda z, valid, _: z[valid.nonzero(as_tuple=True)].square().mean(), False),
+    (lambda z, valid, _: _rows(z).index_select(0, valid.flatten().nonzero()[:, 0]).square().mean(), False),
+    (lambda z, valid, targets: functional.cross_entropy(z[valid], targets[valid]), False),
+    (lambda z, valid, _: z[valid].tanh().square().sum() / valid.sum(), False),
+    (lambda z, valid, _: (z.square().mean(-1) * valid).sum() / valid.sum().clamp(min=1), False),
+    (lambda z, valid, _: z[valid[:, 7]].square().mean(), False),
+    (lambda z, valid, _: z.transpose(0, 1)[valid.T].square().mean(), False),
+    (lambda z, valid, _: (z.square().mean(-1) * valid).sum() / valid.numel(), True),
+    (lambda z, valid, _: ((z.square().mean(-1) * valid).sum(1) / valid.sum(1)).mean(), True),
+    (lambda z, valid, _: z[torch.arange(len(z)), valid.sum(1) - 1].square().mean(), True),
+    (lambda z, valid, _: z[:, torch.tensor([3, 7, 20])].square().mean(), True),
+    (lambda z, valid, _: z[:, torch.arange(_TIME) % 5 == 0].square().mean(), True),
+    (lambda z, valid, _: _placed_again(z, valid), True),
+    (lambda z, valid, _: _joined_again(z, valid), True),
+]
+
+
+@pytest.mark.parametrize(("loss_of", "is_offered"), _OF_PICKS)
+def test_a_mean_over_values_that_a_mask_picks_gets_no_split(loss_of, is_offered):
+    """The parts have other numbers of such values, so their gradients do not add up to those of the batch."""
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def of_batch(x, valid, targets):
+        return loss_of(model(x) * x[..., :_CLASSES], valid, targets)
+
+    def gradient(parts):
+        model.zero_grad()
+        for part in zip(*(each.chunk(parts) for each in batch), strict=True):
+            (of_batch(*part) / parts).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    batch = x, _PART_IS_VALID, _TARGETS
+    whole = gradient(1)
+    is_alike = (gradient(4) - whole).norm() < 1e-4 * whole.norm()
+    assert is_alike == is_offered
+    assert _is_split(model, of_batch, *batch) == is_offered
+
+
+def test_a_split_is_an_estimate_if_a_mask_picks_much_of_the_batch():
+    """The sizes of what it picks do not follow from the recording."""
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+    bases = []
+    for loss_of in (_placed_again, lambda z, valid: (z + z.tanh()).square().mean()):
+        found = _parts(_profile(lambda loss_of=loss_of: loss_of(model(x), _PART_IS_VALID).backward()))
+        bases.append(set(found["basis"]))
+    assert bases == [{"estimated"}, {"simulated"}]

@@ -50,7 +50,7 @@ from memwatch.kinds.roles import ROLES
 from memwatch.words import ways as words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from numpy.typing import NDArray
 
@@ -95,9 +95,9 @@ class MicroBatches(NamedTuple):
     Attributes:
         parts: the number of parts.
         bytes: the effect on the live bytes.
-        is_exact: True if kernels have little workspace and the program does not divide the batch itself. Otherwise the
-            peak is an estimate. It assumes that workspace scales with the batch, and that the program divides each part
-            as it divides the batch.
+        is_exact: True if kernels have little workspace, the program does not divide the batch itself, and no mask picks
+            much of it. Otherwise the peak is an estimate. It assumes that workspace scales with the batch, that the
+            program divides each part as it divides the batch, and that picked values do not become fewer.
         counts_targets: True if the loss is a cross entropy, which may ignore some targets. Then the code weights each
             part by the number of its targets that are not ignored.
     """
@@ -150,7 +150,11 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
     # of later calls are results, such as the logits that the module of the loss gets.
     if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
         return []
-    is_exact = not _has_large_workspace(facts, rows) and not _divides_the_batch_itself(facts, passes)
+    is_exact = not (
+        _has_large_workspace(facts, rows)
+        or _divides_the_batch_itself(facts, passes)
+        or _has_large_picks(facts, followed.picked)
+    )
     candidates = [parts for parts in range(2, _MOST_PARTS + 1) if batch % parts == 0]
     kept = _kept_gradients(facts, timeline, passes)
     whole, of_dead = timeline.bytes_of(rows), _bytes_dead_after_forward(facts, saved, timeline, rows, passes)
@@ -181,6 +185,13 @@ def _has_large_workspace(facts: Facts, rows: IntArray) -> bool:
     _, op = np.unique(allocations.op[workspace], return_inverse=True)
     nbytes = np.bincount(op, weights=allocations.nbytes[workspace])
     return float(nbytes.max(initial=0)) > _LITTLE_RATIO * facts.curve.peak_increase_bytes
+
+
+def _has_large_picks(facts: Facts, picked: Collection[int]) -> bool:
+    """Return True if values that a mask picked from the batch take more than `_LITTLE_RATIO` of the peak increase."""
+    rows = facts.allocations.rows_of(np.array(sorted(picked), dtype=np.int64))
+    nbytes = int(facts.allocations.nbytes[rows].sum())
+    return nbytes > _LITTLE_RATIO * facts.curve.peak_increase_bytes
 
 
 def _divides_the_batch_itself(facts: Facts, passes: list[Pass]) -> bool:
@@ -345,11 +356,13 @@ class _Followed(NamedTuple):
         rows: the allocations that scale with the batch, as rows of `facts.allocations`.
         derived: the storages of the batch, and all storages that ops made from it.
         counts_targets: True if one of the ops is a cross entropy, which may ignore some targets.
+        picked: the storages with values that a mask or an index picked.
     """
 
     rows: IntArray
     derived: set[int]
     counts_targets: bool
+    picked: Collection[int]
 
 
 def _follow(
@@ -401,6 +414,8 @@ def _follow(
             if means.is_differentiated(op) and carried.are_read_by(op, given):
                 return None
         if derived.isdisjoint(given):
+            if phase[op] == FORWARD and not any(map(lasting.__getitem__, given)):
+                means.follow_data(base_names[int(ops["name"][op])], given, [*results, *written])
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
@@ -450,7 +465,7 @@ def _follow(
                 rearranged.add(tuple(its))
             if tuple(its) in rearranged or _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
                 found.append(row)
-    return _Followed(np.array(found, dtype=np.int64), derived, counts_targets)
+    return _Followed(np.array(found, dtype=np.int64), derived, counts_targets, means.picked())
 
 
 class _ResultsOfModels:
