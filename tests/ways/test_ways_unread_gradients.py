@@ -140,6 +140,24 @@ def test_a_teacher_with_attention_needs_no_gradients():
     assert way["peak_bytes"] < 0.8 * prof.peak_bytes
 
 
+def test_a_product_of_both_models_saves_no_factor_for_a_gradient_that_nobody_reads():
+    student, teacher = chain(1), chain(1)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+
+    def step():
+        x = torch.randn(ROWS, WIDTH)
+        loss = 0.0
+        for _ in range(6):
+            loss = loss + (student(x) * teacher(x)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    (way,) = profiled(step).ways.query("kind == @KIND").to_dict("records")
+    teacher.requires_grad_(False).zero_grad()
+    assert way["peak_bytes"] == pytest.approx(profiled(step).peak_bytes, rel=0.02)
+
+
 def test_a_teacher_whose_gradients_a_hook_reads_within_the_attention_keeps_them():
     seen = []
     step, _ = attending(lambda gradient: seen.append(gradient.flatten()[0].item()))

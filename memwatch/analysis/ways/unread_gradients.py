@@ -222,13 +222,23 @@ def _top(facts: Facts, module: int, modules: list[int]) -> bool:
 def _saved_bytes(
     backward: _Backward, saved: SavedTensors, is_needless: NDArray[np.bool_], gone: IntArray
 ) -> IntArray:
-    """Return, per event, the bytes that only nodes keep alive all of whose ops are needless."""
+    """Return, per event, the bytes that autograd keeps for needless ops alone.
+
+    A node saves nothing if all its ops are needless. A product of two tensors has an op for the gradient of each
+    factor. If one of them is needless, the node does not save the tensor that this op reads.
+    """
     facts, timeline = backward.facts, backward.timeline
     node, allocations = facts.capture.tables["ops"]["sequence"], facts.allocations
     packs_node = facts.capture.tables["packs"]["sequence"]
     needed = np.unique(node[backward.is_backward & ~is_needless])
     dropped = np.setdiff1d(node[is_needless & (node != NONE)], needed)
     is_dropped = np.isin(packs_node, dropped)
+    count = len(backward.facts.capture.tables["births"]["op"]) + 1
+    is_read = (backward.access == _READ) & backward.is_backward[backward.op] & (node[backward.op] != NONE)
+    needlessly = is_needless[backward.op]
+    pairs = node[backward.op] * count + backward.storage
+    for_needless = np.setdiff1d(pairs[is_read & needlessly], pairs[is_read & ~needlessly])
+    is_dropped |= (saved.storage != NONE) & np.isin(packs_node * count + saved.storage, for_needless)
     lasting = facts.categories.category.isin(["parameter", "buffer"])
     rows = np.unique(saved.storage[is_dropped & (saved.storage != NONE)])
     made, death = allocations.op, allocations.death_event
