@@ -315,6 +315,19 @@ _OF_PICKS = [
 ]
 
 
+def _train_parts_alike(model, loss_of, batch):
+    """Return True if the gradients of four parts add up to those of the batch."""
+
+    def gradient(parts):
+        model.zero_grad()
+        for part in zip(*(each.chunk(parts) for each in batch), strict=True):
+            (loss_of(*part) / parts).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    whole = gradient(1)
+    return bool((gradient(4) - whole).norm() < 1e-4 * whole.norm())
+
+
 @pytest.mark.parametrize(("loss_of", "is_offered"), _OF_PICKS)
 def test_a_mean_over_values_that_a_mask_picks_gets_no_split(loss_of, is_offered):
     """The parts have other numbers of such values, so their gradients do not add up to those of the batch."""
@@ -323,15 +336,8 @@ def test_a_mean_over_values_that_a_mask_picks_gets_no_split(loss_of, is_offered)
     def of_batch(x, valid, targets):
         return loss_of(model(x) * x[..., :_CLASSES], valid, targets)
 
-    def gradient(parts):
-        model.zero_grad()
-        for part in zip(*(each.chunk(parts) for each in batch), strict=True):
-            (of_batch(*part) / parts).backward()
-        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
     batch = x, _PART_IS_VALID, _TARGETS
-    whole = gradient(1)
-    is_alike = (gradient(4) - whole).norm() < 1e-4 * whole.norm()
+    is_alike = _train_parts_alike(model, of_batch, batch)
     assert is_alike == is_offered
     assert _is_split(model, of_batch, *batch) == is_offered
 
@@ -344,3 +350,76 @@ def test_a_split_is_an_estimate_if_a_mask_picks_much_of_the_batch():
         found = _parts(_profile(lambda loss_of=loss_of: loss_of(model(x), _PART_IS_VALID).backward()))
         bases.append(set(found["basis"]))
     assert bases == [{"estimated"}, {"simulated"}]
+
+
+class _Pooling(nn.Module):
+    """Weighs the steps in time of each sample by a product with its query, which has one column."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.body, self.query, self.product = _chain(), nn.Linear(_CLASSES, _CLASSES), product
+
+    def forward(self, x):
+        z = self.body(x)
+        return (self.product(z, self.query(z.mean(1)))[..., None] * z).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("product", "is_offered"),
+    [
+        (lambda z, query: (z @ query[..., None]).squeeze(-1).softmax(-1), True),
+        (lambda z, query: (query[:, None] @ z.mT).squeeze(1).softmax(-1), True),
+        (lambda z, query: (z * query[:, None]).sum(-1).softmax(-1), True),
+        (lambda z, query: (query @ query.T).tanh() @ z.mean(-1), False),
+        (lambda z, query: (query[None] @ query.T[None])[0].tanh() @ z.mean(-1), False),
+    ],
+)
+def test_a_product_with_one_query_for_each_sample_combines_no_samples(product, is_offered):
+    model, x = _Pooling(product), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def loss_of(x):
+        return model(x).square().mean()
+
+    assert _train_parts_alike(model, loss_of, (x,)) == is_offered
+    assert _is_split(model, loss_of, x) == is_offered
+    if is_offered:
+        _assert_lines_give_the_peak(model, loss_of, x)
+
+
+class _Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.GELU()) for _ in range(6))
+
+    def forward(self, x):
+        results = []
+        for layer in self.layers:
+            x = x + layer(x)
+            results.append(x)
+        return results
+
+
+def test_a_head_that_reads_several_results_of_a_model_is_no_rollout():
+    """The head may be outside the model. Its calls read no results of its own."""
+    model, head = _Layers(), nn.Linear(_WIDTH, 4)
+    both, x = nn.ModuleList([model, head]), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def loss_of(x):
+        return sum(head(each).square().mean() for each in model(x))
+
+    assert _train_parts_alike(both, loss_of, (x,))
+    _assert_lines_give_the_peak(both, loss_of, x)
+
+
+def test_a_model_that_reads_its_own_results_after_those_of_another_is_a_rollout():
+    encoder, model = _Layers(), nn.Linear(_WIDTH, _WIDTH)
+    x = torch.randn(_BATCH, _WIDTH)
+
+    def loss_of(x):
+        state, loss = encoder(x)[-1], 0.0
+        for _ in range(4):
+            state = model(state + 0.1 * torch.randn_like(state)).tanh()
+            loss = loss + state.square().mean()
+        return loss
+
+    assert not _is_split(nn.ModuleList([encoder, model]), loss_of, x)

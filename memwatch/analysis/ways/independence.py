@@ -152,7 +152,9 @@ def mixes_samples(
     """
     if all(derived):
         if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
-            if any(sum(size > 1 for size in its) <= 2 for its in results):  # a matrix
+            # one column for each sample is no matrix: `[batch, time, 1]`
+            unstacked = [its for its in results if len(its) < 3 or its[0] == 1 or its[0] % batch]
+            if any(sum(size > 1 for size in its) <= 2 for its in unstacked):  # a matrix
                 return True
         elif base in _PAIRED and given:
             largest = max(map(math.prod, given))

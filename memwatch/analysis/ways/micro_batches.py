@@ -17,7 +17,8 @@ values of such an argument in another order. The gradient of a parameter has non
 
 `micro_batches` returns nothing if the parts of a batch train differently from the whole batch (`independence.py`). It
 also returns nothing if the code of this change does not fit the step. That is so if a later call of the model gets only
-results of earlier calls, as in a rollout, or if several backwards run through one forward.
+results, and among them results of its earlier calls, as in a rollout. It is also so if several backwards run through
+one forward.
 """
 
 from __future__ import annotations
@@ -379,7 +380,7 @@ def _follow(
 
     Returns:
         The memory. None if the loss must be computed from the whole batch, because it is not a mean over independent
-        samples. Also None if a later call of a model gets only results of earlier calls.
+        samples. Also None if a later call of a model gets only results, and some of its own.
     """
     found: list[int] = []
     uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
@@ -469,14 +470,21 @@ def _follow(
 
 
 class _ResultsOfModels:
-    """Finds rollouts: passes in which a later call of a module has only results of earlier calls as inputs.
+    """Finds rollouts: passes in which a later call of a model has only results as inputs, and its own among them.
 
-    Each call of a recurrent network also gets a new input, so it is not a rollout.
+    Each call of a recurrent network also gets a new input, so it is not a rollout. A head that gets several results of
+    another model is none either.
     """
 
     def __init__(self, facts: Facts) -> None:
-        roles = facts.capture.tables["roles"]
+        roles, calls = facts.capture.tables["roles"], facts.capture.tables["calls"]
         self._module_of_op = facts.capture.tables["ops"]["module"]
+        self._model_of_op = self._module_of_op.copy()
+        is_outermost = calls["depth"] == 0
+        for start, end, model in zip(
+            *(calls[name][is_outermost].tolist() for name in ("start_op", "end_op", "module")), strict=True
+        ):
+            self._model_of_op[start:end] = model
         # storages by the first op of the call, and by module
         self._inputs: dict[int, dict[int, list[int]]] = {}
         rows = np.flatnonzero(roles["role"] == _INPUT)
@@ -485,18 +493,20 @@ class _ResultsOfModels:
         ):
             self._inputs.setdefault(op, {}).setdefault(name, []).append(storage)
         self._called: set[int] = set()
-        self._results: set[int] = set()
+        self._models_of: dict[int, frozenset[int]] = {}  # by result, the models that it was computed with
 
     def forget(self) -> None:
         """Forget the calls and results of the pass before."""
         self._called.clear()
-        self._results.clear()
+        self._models_of.clear()
 
     def are_the_inputs_of_call(self, op: int) -> bool:
-        """Return True if an op begins a later call of a module that has only results as inputs."""
-        found = False
+        """Return True if an op begins a later call of a model that has only results as inputs, and some of its own."""
+        found, model = False, int(self._model_of_op[op])
         for name, storages in self._inputs.get(op, {}).items():
-            found |= name in self._called and self._results.issuperset(storages)
+            models = [self._models_of.get(each, frozenset()) for each in storages]
+            is_own = any(model in each for each in models)
+            found |= name in self._called and all(models) and is_own
             self._called.add(name)
         return found
 
@@ -508,8 +518,11 @@ class _ResultsOfModels:
             given: the storages that it reads.
             changed: the storages that it makes or writes.
         """
-        if self._module_of_op[op] != NONE or not self._results.isdisjoint(given):
-            self._results.update(changed)
+        models = frozenset[int]().union(*(self._models_of.get(each, ()) for each in given))
+        if self._module_of_op[op] != NONE:
+            models |= {int(self._model_of_op[op])}
+        if models:
+            self._models_of.update(dict.fromkeys(changed, models))
 
 
 def _has_batch_further_on(its: list[int], given: Iterable[list[int]], batch: int) -> bool:
