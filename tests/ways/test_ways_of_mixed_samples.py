@@ -423,3 +423,11 @@ def test_a_model_that_reads_its_own_results_after_those_of_another_is_a_rollout(
         return loss
 
     assert not _is_split(nn.ModuleList([encoder, model]), loss_of, x)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1])
+def test_the_decision_names_dropout_that_draws_other_numbers_for_the_parts(probability):
+    model, x = nn.Sequential(_chain(), nn.Dropout(probability)), torch.randn(_BATCH, _WIDTH)
+    found = _parts(_profile(lambda: model(x).square().mean().backward()))
+    assert len(found)
+    assert all(("dropout" in decision) == (probability > 0) for decision in found["decision"])
