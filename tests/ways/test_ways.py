@@ -605,3 +605,37 @@ def test_a_block_that_adds_to_its_own_list_is_not_checkpointed_and_its_twin_is(p
     ]
     assert len(told) == grows
     assert all("its own list (`losses`)" in text for text in told)
+
+
+class _Stages(nn.Module):
+    """Two stages of blocks. Both stages and all blocks are an `nn.Sequential`."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(self._stage(64, 256), nn.Linear(64, 128), self._stage(128, 512))
+
+    @staticmethod
+    def _stage(width, hidden):
+        return nn.Sequential(
+            *(nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)) for _ in range(4))
+        )
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def test_the_blocks_of_several_stages_are_checkpointed_and_not_the_stages():
+    def recorded(lines):
+        model, x = _Stages(), torch.randn(3_000, 64)
+        run_lines(lines, model=model)
+        gc.collect()
+        with memwatch.profile(holders=False) as prof:
+            for _ in range(2):
+                model.zero_grad()
+                model(x).square().mean().backward()
+        return prof
+
+    way = _of_kind(recorded(""), "checkpoint").iloc[0]
+    assert way["modules"].startswith("body.0.0, body.0.1, body.0.2")
+    assert recorded(way["lines"]).peak_bytes == pytest.approx(way["peak_bytes"], rel=0.0004)

@@ -271,3 +271,163 @@ def test_the_peak_is_right_for_attention_that_puts_the_batch_third():
     model = nn.Sequential(*(_SelfAttention(_WIDTH, 4, batch_first=True) for _ in range(4)))
     x = torch.randn(_BATCH, 49, _WIDTH)
     _assert_lines_give_the_peak(model, lambda x: model(x).square().mean(), x)
+
+
+_TIME = 24
+_TARGETS = torch.randint(0, _CLASSES, (_BATCH, _TIME), generator=torch.Generator().manual_seed(1))
+_PART_IS_VALID = torch.arange(_TIME) < torch.arange(1, _BATCH + 1)[:, None] % _TIME + 1
+
+
+def _rows(z):
+    return z.flatten(0, 1)
+
+
+def _placed_again(z, valid):
+    """Computes with the valid values alone, as an encoder without padding or an expert does."""
+    found = torch.zeros_like(z)
+    found[valid] = z[valid].tanh()
+    return (z + found).square().mean()
+
+
+def _joined_again(z, valid):
+    order = torch.cat([valid.flatten().nonzero(), (~valid).flatten().nonzero()]).squeeze(1)
+    first, second = _rows(z)[valid.flatten()].tanh(), _rows(z)[~valid.flatten()].sigmoid()
+    return torch.cat([first, second])[order.argsort()].square().mean()
+
+
+_OF_PICKS = [
+    (lambda z, valid, _: z[valid].square().mean(), False),
+    (lambda z, valid, _: z.masked_select(valid[..., None]).square().mean(), False),
+    (lambda z, valid, _: z[valid.nonzero(as_tuple=True)].square().mean(), False),
+    (lambda z, valid, _: _rows(z).index_select(0, valid.flatten().nonzero()[:, 0]).square().mean(), False),
+    (lambda z, valid, targets: functional.cross_entropy(z[valid], targets[valid]), False),
+    (lambda z, valid, _: z[valid].tanh().square().sum() / valid.sum(), False),
+    (lambda z, valid, _: (z.square().mean(-1) * valid).sum() / valid.sum().clamp(min=1), False),
+    (lambda z, valid, _: z[valid[:, 7]].square().mean(), False),
+    (lambda z, valid, _: z.transpose(0, 1)[valid.T].square().mean(), False),
+    (lambda z, valid, _: (z.square().mean(-1) * valid).sum() / valid.numel(), True),
+    (lambda z, valid, _: ((z.square().mean(-1) * valid).sum(1) / valid.sum(1)).mean(), True),
+    (lambda z, valid, _: z[torch.arange(len(z)), valid.sum(1) - 1].square().mean(), True),
+    (lambda z, valid, _: z[:, torch.tensor([3, 7, 20])].square().mean(), True),
+    (lambda z, valid, _: z[:, torch.arange(_TIME) % 5 == 0].square().mean(), True),
+    (lambda z, valid, _: _placed_again(z, valid), True),
+    (lambda z, valid, _: _joined_again(z, valid), True),
+]
+
+
+def _train_parts_alike(model, loss_of, batch):
+    """Return True if the gradients of four parts add up to those of the batch."""
+
+    def gradient(parts):
+        model.zero_grad()
+        for part in zip(*(each.chunk(parts) for each in batch), strict=True):
+            (loss_of(*part) / parts).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    whole = gradient(1)
+    return bool((gradient(4) - whole).norm() < 1e-4 * whole.norm())
+
+
+@pytest.mark.parametrize(("loss_of", "is_offered"), _OF_PICKS)
+def test_a_mean_over_values_that_a_mask_picks_gets_no_split(loss_of, is_offered):
+    """The parts have other numbers of such values, so their gradients do not add up to those of the batch."""
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def of_batch(x, valid, targets):
+        return loss_of(model(x) * x[..., :_CLASSES], valid, targets)
+
+    batch = x, _PART_IS_VALID, _TARGETS
+    is_alike = _train_parts_alike(model, of_batch, batch)
+    assert is_alike == is_offered
+    assert _is_split(model, of_batch, *batch) == is_offered
+
+
+def test_a_split_is_an_estimate_if_a_mask_picks_much_of_the_batch():
+    """The sizes of what it picks do not follow from the recording."""
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+    bases = []
+    for loss_of in (_placed_again, lambda z, valid: (z + z.tanh()).square().mean()):
+        found = _parts(_profile(lambda loss_of=loss_of: loss_of(model(x), _PART_IS_VALID).backward()))
+        bases.append(set(found["basis"]))
+    assert bases == [{"estimated"}, {"simulated"}]
+
+
+class _Pooling(nn.Module):
+    """Weighs the steps in time of each sample by a product with its query, which has one column."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.body, self.query, self.product = _chain(), nn.Linear(_CLASSES, _CLASSES), product
+
+    def forward(self, x):
+        z = self.body(x)
+        return (self.product(z, self.query(z.mean(1)))[..., None] * z).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("product", "is_offered"),
+    [
+        (lambda z, query: (z @ query[..., None]).squeeze(-1).softmax(-1), True),
+        (lambda z, query: (query[:, None] @ z.mT).squeeze(1).softmax(-1), True),
+        (lambda z, query: (z * query[:, None]).sum(-1).softmax(-1), True),
+        (lambda z, query: (query @ query.T).tanh() @ z.mean(-1), False),
+        (lambda z, query: (query[None] @ query.T[None])[0].tanh() @ z.mean(-1), False),
+    ],
+)
+def test_a_product_with_one_query_for_each_sample_combines_no_samples(product, is_offered):
+    model, x = _Pooling(product), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def loss_of(x):
+        return model(x).square().mean()
+
+    assert _train_parts_alike(model, loss_of, (x,)) == is_offered
+    assert _is_split(model, loss_of, x) == is_offered
+    if is_offered:
+        _assert_lines_give_the_peak(model, loss_of, x)
+
+
+class _Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.GELU()) for _ in range(6))
+
+    def forward(self, x):
+        results = []
+        for layer in self.layers:
+            x = x + layer(x)
+            results.append(x)
+        return results
+
+
+def test_a_head_that_reads_several_results_of_a_model_is_no_rollout():
+    """The head may be outside the model. Its calls read no results of its own."""
+    model, head = _Layers(), nn.Linear(_WIDTH, 4)
+    both, x = nn.ModuleList([model, head]), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def loss_of(x):
+        return sum(head(each).square().mean() for each in model(x))
+
+    assert _train_parts_alike(both, loss_of, (x,))
+    _assert_lines_give_the_peak(both, loss_of, x)
+
+
+def test_a_model_that_reads_its_own_results_after_those_of_another_is_a_rollout():
+    encoder, model = _Layers(), nn.Linear(_WIDTH, _WIDTH)
+    x = torch.randn(_BATCH, _WIDTH)
+
+    def loss_of(x):
+        state, loss = encoder(x)[-1], 0.0
+        for _ in range(4):
+            state = model(state + 0.1 * torch.randn_like(state)).tanh()
+            loss = loss + state.square().mean()
+        return loss
+
+    assert not _is_split(nn.ModuleList([encoder, model]), loss_of, x)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1])
+def test_the_decision_names_dropout_that_draws_other_numbers_for_the_parts(probability):
+    model, x = nn.Sequential(_chain(), nn.Dropout(probability)), torch.randn(_BATCH, _WIDTH)
+    found = _parts(_profile(lambda: model(x).square().mean().backward()))
+    assert len(found)
+    assert all(("dropout" in decision) == (probability > 0) for decision in found["decision"])

@@ -99,6 +99,72 @@ def test_a_backbone_that_no_optimizer_has_needs_no_gradients():
     assert way["peak_bytes"] == pytest.approx(profiled(step).peak_bytes, rel=0.02)
 
 
+class Attention(nn.Module):
+    """Its backward reshapes gradients: `clone`, and a view of the copy."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.qkv, self.out, self.read = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), read
+
+    def forward(self, x):
+        batch, time, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, time, 3, 4, -1).permute(2, 0, 3, 1, 4)
+        found = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, time, WIDTH)
+        if self.read is not None:
+            found.register_hook(self.read)
+        return x + self.out(found)
+
+
+def attending(read=None):
+    """Return a step whose teacher has attention and no optimizer, and the teacher."""
+    student = nn.Sequential(*(Attention(None) for _ in range(2)))
+    teacher = nn.Sequential(*(Attention(read) for _ in range(4)))
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+
+    def step():
+        x = torch.randn(16, 64, WIDTH)
+        (student(x) - teacher(x)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, teacher
+
+
+def test_a_teacher_with_attention_needs_no_gradients():
+    step, teacher = attending()
+    (way,) = (prof := profiled(step)).ways.query("kind == @KIND").to_dict("records")
+    exec(way["lines"], {"teacher": teacher, "model": teacher})
+    teacher.zero_grad()
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert way["peak_bytes"] == pytest.approx(profiled(step).peak_bytes, rel=0.02)
+    assert way["peak_bytes"] < 0.8 * prof.peak_bytes
+
+
+def test_a_product_of_both_models_saves_no_factor_for_a_gradient_that_nobody_reads():
+    student, teacher = chain(1), chain(1)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+
+    def step():
+        x = torch.randn(ROWS, WIDTH)
+        loss = 0.0
+        for _ in range(6):
+            loss = loss + (student(x) * teacher(x)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    (way,) = profiled(step).ways.query("kind == @KIND").to_dict("records")
+    teacher.requires_grad_(False).zero_grad()
+    assert way["peak_bytes"] == pytest.approx(profiled(step).peak_bytes, rel=0.02)
+
+
+def test_a_teacher_whose_gradients_a_hook_reads_within_the_attention_keeps_them():
+    seen = []
+    step, _ = attending(lambda gradient: seen.append(gradient.flatten()[0].item()))
+    assert KIND not in kinds(profiled(step))
+    assert seen
+
+
 def test_without_a_step_of_an_optimizer_nothing_is_known():
     step, _ = preferences(step_optimizer=False)
     assert KIND not in kinds(profiled(step))

@@ -94,12 +94,17 @@ class SavingModules:
     def blocks(self) -> list[list[int]]:
         """Return sets of blocks to try: repeated ones, large ones, and smaller ones; each in the order of calls.
 
+        Stages of a model may look like repeated blocks, and have the blocks in them.
+
         If a module is called several times before a backward, each call is a block of its own, which saves a part of
         the module's bytes. So even the model itself may be one.
         """
         roots = self._children.get(NONE, [])
         total = int(self._nbytes[roots].sum())
-        sets = [[number for root in roots for number in self._repeated(root)]]
+        sets = [
+            [number for root in roots for number in self._repeated(root, is_innermost=is_innermost)]
+            for is_innermost in (False, True)
+        ]
         sets += [
             [number for root in roots for number in self._divide(root, share * total)]
             for share in _LARGEST_SHARES
@@ -117,15 +122,19 @@ class SavingModules:
                 found.append(saving)
         return found
 
-    def _repeated(self, module: int) -> Iterator[int]:
-        """Yield the outermost modules that have siblings of the same class."""
+    def _repeated(self, module: int, *, is_innermost: bool) -> Iterator[int]:
+        """Yield the outermost modules that have siblings of the same class, or those in them with modules inside."""
         children = self._children.get(module, [])
         counts = Counter(self._classes[child] for child in children if self._is_called[child])
         for child in children:
-            if self._is_called[child] and counts[self._classes[child]] > 1:
-                yield child
+            is_repeated = self._is_called[child] and counts[self._classes[child]] > 1
+            within = []
+            if is_innermost or not is_repeated:
+                within = list(self._repeated(child, is_innermost=is_innermost))
+            if is_repeated:
+                yield from [each for each in within if each in self._children] or [child]
             else:
-                yield from self._repeated(child)
+                yield from within
 
     def _divide(self, module: int, most_bytes: float, calls: IntArray | None = None) -> Iterator[int]:
         """Yield the largest modules that save at most so many bytes, or in each call if `calls` are given."""

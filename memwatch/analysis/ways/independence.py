@@ -7,10 +7,12 @@ recording shows most of the exceptions:
 2. The loss is not linear in a mean over the batch, such as the product of two means (`BatchMeans`). An op that memwatch
    does not know counts as not linear if its result lacks the batch.
 3. The loss has a sum over the batch that no op divides (`BatchMeans.is_sum`).
-4. The model writes a buffer or parameter in its forward and reads it too, such as a queue: later parts would read the
+4. The loss is a mean over the values that a mask or an index picks, such as the valid tokens. It divides by their
+   number in the whole batch (`_Picks`).
+5. The model writes a buffer or parameter in its forward and reads it too, such as a queue: later parts would read the
    values of earlier parts (`state_of_forward`).
-5. A forward reads a result of an earlier one, such as the state of a recurrent network (`CarriedResults`).
-6. A cross entropy weighs its classes: it divides by the sum of the weights of the whole batch (`weighs_classes`).
+6. A forward reads a result of an earlier one, such as the state of a recurrent network (`CarriedResults`).
+7. A cross entropy weighs its classes: it divides by the sum of the weights of the whole batch (`weighs_classes`).
 
 Ops and sizes are recorded, but no values and no numbers among the arguments. So the padding that a cross entropy
 ignores stays unknown. The lines of the way count the targets of each part for this reason. The dimension of a softmax
@@ -87,10 +89,14 @@ _OTHER_REDUCTIONS: Final = frozenset((
     "var_mean",
 ))  # fmt: skip
 """Ops that combine the values of the samples, and not by a sum."""
+_MASKS: Final = ("bool", "uint8")
+"""Types of the masks that pick values."""
 _COUNTS: Final = frozenset(("_unique", "_unique2", "bincount", "histc", "unique_consecutive", "unique_dim"))
 """Ops that count equal values: their result never has the batch, whatever its size."""
 _PICKS: Final = frozenset(("index", "index_select", "masked_select", "nonzero", "take"))
 """Ops that take some of the values."""
+_JOINING: Final = frozenset(("cat", "stack"))
+"""Ops whose result may have the values of several picks."""
 _PLACED_BY_INTEGERS: Final = frozenset(("_grouped_mm", "embedding", "gather", "index", "index_select"))
 """Ops whose integers only choose rows. The experts of a mixture get their tokens by such a count."""
 _LINEAR: Final = frozenset((
@@ -146,7 +152,9 @@ def mixes_samples(
     """
     if all(derived):
         if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
-            if any(sum(size > 1 for size in its) <= 2 for its in results):  # a matrix
+            # one column for each sample is no matrix: `[batch, time, 1]`
+            unstacked = [its for its in results if len(its) < 3 or its[0] == 1 or its[0] % batch]
+            if any(sum(size > 1 for size in its) <= 2 for its in unstacked):  # a matrix
                 return True
         elif base in _PAIRED and given:
             largest = max(map(math.prod, given))
@@ -231,7 +239,11 @@ class BatchMeans:
         self._means: set[int] = set()  # storages
         self._mixed: set[int] = set()
         self._sums: set[int] = set()  # sums over the batch that no op has divided
+        self._counts: set[int] = (
+            set()
+        )  # sums over data of the whole batch, such as the number of valid tokens
         self._strings, self._shapes = facts.strings, facts.capture.tables["births"]["shape"]
+        self._picks = _Picks(batch, dimensions, self._is_mask)
 
     def has_mixed(
         self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
@@ -245,13 +257,14 @@ class BatchMeans:
             changed: those that it makes or writes, without parameters and buffers.
             derived: storages that come from the batch.
         """
+        is_mean_of_picks = self._picks.are_reduced(base, given, changed)
         if base in _WITHOUT_VALUES:
             return False
         if base in _NLL:
             self._entropies.add(self._places[op])
         if base in _PLACED_BY_INTEGERS:
             given = [each for each in given if each not in self._mixed or not self._is_integer(each)]
-        is_mixed = not self._mixed.isdisjoint(given)
+        is_mixed = is_mean_of_picks or not self._mixed.isdisjoint(given)
         means = [each for each in given if each in self._means]
         samples = [each for each in given if each in derived and each not in self._means]
         if means and not is_mixed:
@@ -271,9 +284,32 @@ class BatchMeans:
             self._means.update(changed)
         return is_mixed and self.is_differentiated(op)
 
+    def follow_data(self, base: str, given: list[int], changed: list[int]) -> None:
+        """Follow an op of the forward that reads data only, such as targets and masks.
+
+        Args:
+            base: its name.
+            given: the storages that it reads.
+            changed: those that it makes or writes.
+        """
+        self._picks.are_reduced(base, given, changed)
+        if base in _WITHOUT_VALUES:
+            return
+        with_rows = [each for each in given if each not in self._counts and self._has_rows(each)]
+        if with_rows:
+            is_count = base in _SUMS and any(self._is_reduced(with_rows, each) for each in changed)
+        else:
+            is_count = not self._counts.isdisjoint(given)
+        if is_count:
+            self._counts.update(changed)
+
     def is_differentiated(self, op: int) -> bool:
         """Return True if the backward of an op ran."""
         return bool(self._is_differentiated[op])
+
+    def picked(self) -> Collection[int]:
+        """Return the storages with values that a mask or an index picked: their sizes depend on the values."""
+        return self._picks.storages()
 
     def is_sum(self, loss: int) -> bool:
         """Return True if a term of a loss is a sum over the batch that no op divides."""
@@ -321,8 +357,10 @@ class BatchMeans:
         if base == "mul":
             return count > 1
         if base == "div":
-            # a cross entropy with label smoothing divides by the number of its targets, which the lines count
-            return len(given) > 1 and given[-1] in self._means and not self._is_in_entropy(op)
+            if len(given) < 2 or self._is_in_entropy(op):
+                # a cross entropy with label smoothing divides by the number of its targets, which the lines count
+                return False
+            return given[-1] in self._means or (given[-1] in self._counts and given[0] in self._sums)
         return base not in _LINEAR
 
     def _is_in_entropy(self, op: int) -> bool:
@@ -331,8 +369,14 @@ class BatchMeans:
         return (stack != NONE or is_module) and (stack, module) in self._entropies
 
     def _is_integer(self, storage: int) -> bool:
+        return "int" in self._type_of(storage)
+
+    def _is_mask(self, storage: int) -> bool:
+        return self._type_of(storage).startswith(_MASKS)
+
+    def _type_of(self, storage: int) -> str:
         shape = int(self._shapes[storage])
-        return shape != NONE and "int" in str(self._strings[shape])
+        return "" if shape == NONE else str(self._strings[shape])
 
     def _has_rows(self, storage: int) -> bool:
         return bool(self._places_of_batch(self._dimensions(storage)))
@@ -368,6 +412,103 @@ class BatchMeans:
 
     def _places_of_batch(self, dimensions: list[int]) -> list[int]:
         return [place for place, size in enumerate(dimensions[:LEADING]) if size and size % self._batch == 0]
+
+
+class _Picks:
+    """Follows values that a mask or an index picks from the batch, and finds the ops that reduce them.
+
+    The number of these values belongs to the whole batch: a part of it has another number for each sample. So a mean
+    over them is not the mean of the parts. A sum counts too, because its divisor may be a number, and numbers are not
+    recorded. Picked rows may also go back to their places in a tensor with the whole batch, as the tokens of experts
+    do. Then nothing depends on their number.
+
+    Args:
+        batch: the number of samples.
+        dimensions: a function from a storage to its sizes.
+        is_mask: a function that returns True for a storage of truth values.
+    """
+
+    def __init__(
+        self, batch: int, dimensions: Callable[[int], list[int]], is_mask: Callable[[int], bool]
+    ) -> None:
+        self._batch, self._dimensions, self._is_mask = batch, dimensions, is_mask
+        self._count_of: dict[int, int] = {}  # by storage, the number of picked values or rows
+
+    def are_reduced(self, base: str, given: list[int], changed: list[int]) -> bool:
+        """Return True if an op reduces picked values. Note the values that it picks itself.
+
+        Args:
+            base: its name.
+            given: the storages that it reads.
+            changed: those that it makes or writes.
+        """
+        counts = {self._count_of[each] for each in given if each in self._count_of}
+        is_reduced = False
+        for each in changed:
+            its = self._dimensions(each)
+            if self._are_picked(base, given, its):
+                self._count_of[each] = its[0]
+                continue
+            if counts and base in _JOINING and its:
+                if its[0] % self._batch:  # otherwise the picks may be the whole batch together
+                    self._count_of[each] = its[0]
+                continue
+            kept = [count for count in counts if any(size % count == 0 for size in its if size)]
+            if kept:
+                self._count_of[each] = max(kept)
+            elif counts and not self._has_batch(its):
+                is_reduced = True
+        return is_reduced
+
+    def storages(self) -> Collection[int]:
+        """Return the storages with picked values."""
+        return self._count_of.keys()
+
+    def _are_picked(self, base: str, given: list[int], result: list[int]) -> bool:
+        """Return True if a result has some of the samples, or of their values, and their number is not known before."""
+        if base not in _PICKS or not given or not result or not result[0]:
+            return False
+        its, place = self._dimensions(given[0]), self._place_of_batch(self._dimensions(given[0]))
+        if place is None:
+            return False
+        if base in ("masked_select", "nonzero"):
+            return True
+        masks = [self._dimensions(each) for each in given[1:] if self._is_mask(each)]
+        if masks:
+            return any(self._picks_samples(mask, its, place, result) for mask in masks)
+        # the program may divide the batch itself
+        is_part = len(its) == len(result) and 1 < result[0] < its[0] and self._batch % result[0] == 0
+        return not self._has_batch(result) and not is_part
+
+    def _picks_samples(self, mask: list[int], its: list[int], place: int, result: list[int]) -> bool:
+        """Return True if a mask covers the batch dimension, and not only others, such as the time.
+
+        Args:
+            mask: the sizes of the mask.
+            its: the sizes of the storage, which may have its leading dimensions in one.
+            place: the dimension of the batch among them.
+            result: the sizes of the result.
+        """
+        count = math.prod(mask)
+        covered = [range(end) for end in range(1, len(its) + 1) if math.prod(its[:end]) == count]
+        covered += [
+            range(start, start + len(mask))
+            for start in range(len(its) - len(mask) + 1)
+            if its[start : start + len(mask)] == mask
+        ]
+        if covered:
+            return place in covered[0]
+        return count % self._batch == 0 and not self._has_batch(result)
+
+    def _has_batch(self, dimensions: list[int]) -> bool:
+        return any(size and size % self._batch == 0 for size in dimensions)
+
+    def _place_of_batch(self, dimensions: list[int]) -> int | None:
+        """Return which of the leading dimensions is the batch, rather the one of this size than a multiple of it."""
+        leading = dimensions[:LEADING]
+        if self._batch in leading:
+            return leading.index(self._batch)
+        return next((place for place, size in enumerate(leading) if size and size % self._batch == 0), None)
 
 
 class CarriedResults:

@@ -17,7 +17,8 @@ values of such an argument in another order. The gradient of a parameter has non
 
 `micro_batches` returns nothing if the parts of a batch train differently from the whole batch (`independence.py`). It
 also returns nothing if the code of this change does not fit the step. That is so if a later call of the model gets only
-results of earlier calls, as in a rollout, or if several backwards run through one forward.
+results, and among them results of its earlier calls, as in a rollout. It is also so if several backwards run through
+one forward.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from memwatch.kinds.roles import ROLES
 from memwatch.words import ways as words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from numpy.typing import NDArray
 
@@ -95,9 +96,9 @@ class MicroBatches(NamedTuple):
     Attributes:
         parts: the number of parts.
         bytes: the effect on the live bytes.
-        is_exact: True if kernels have little workspace and the program does not divide the batch itself. Otherwise the
-            peak is an estimate. It assumes that workspace scales with the batch, and that the program divides each part
-            as it divides the batch.
+        is_exact: True if kernels have little workspace, the program does not divide the batch itself, and no mask picks
+            much of it. Otherwise the peak is an estimate. It assumes that workspace scales with the batch, that the
+            program divides each part as it divides the batch, and that picked values do not become fewer.
         counts_targets: True if the loss is a cross entropy, which may ignore some targets. Then the code weights each
             part by the number of its targets that are not ignored.
     """
@@ -150,7 +151,11 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
     # of later calls are results, such as the logits that the module of the loss gets.
     if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
         return []
-    is_exact = not _has_large_workspace(facts, rows) and not _divides_the_batch_itself(facts, passes)
+    is_exact = not (
+        _has_large_workspace(facts, rows)
+        or _divides_the_batch_itself(facts, passes)
+        or _has_large_picks(facts, followed.picked)
+    )
     candidates = [parts for parts in range(2, _MOST_PARTS + 1) if batch % parts == 0]
     kept = _kept_gradients(facts, timeline, passes)
     whole, of_dead = timeline.bytes_of(rows), _bytes_dead_after_forward(facts, saved, timeline, rows, passes)
@@ -181,6 +186,13 @@ def _has_large_workspace(facts: Facts, rows: IntArray) -> bool:
     _, op = np.unique(allocations.op[workspace], return_inverse=True)
     nbytes = np.bincount(op, weights=allocations.nbytes[workspace])
     return float(nbytes.max(initial=0)) > _LITTLE_RATIO * facts.curve.peak_increase_bytes
+
+
+def _has_large_picks(facts: Facts, picked: Collection[int]) -> bool:
+    """Return True if values that a mask picked from the batch take more than `_LITTLE_RATIO` of the peak increase."""
+    rows = facts.allocations.rows_of(np.array(sorted(picked), dtype=np.int64))
+    nbytes = int(facts.allocations.nbytes[rows].sum())
+    return nbytes > _LITTLE_RATIO * facts.curve.peak_increase_bytes
 
 
 def _divides_the_batch_itself(facts: Facts, passes: list[Pass]) -> bool:
@@ -345,11 +357,13 @@ class _Followed(NamedTuple):
         rows: the allocations that scale with the batch, as rows of `facts.allocations`.
         derived: the storages of the batch, and all storages that ops made from it.
         counts_targets: True if one of the ops is a cross entropy, which may ignore some targets.
+        picked: the storages with values that a mask or an index picked.
     """
 
     rows: IntArray
     derived: set[int]
     counts_targets: bool
+    picked: Collection[int]
 
 
 def _follow(
@@ -366,7 +380,7 @@ def _follow(
 
     Returns:
         The memory. None if the loss must be computed from the whole batch, because it is not a mean over independent
-        samples. Also None if a later call of a model gets only results of earlier calls.
+        samples. Also None if a later call of a model gets only results, and some of its own.
     """
     found: list[int] = []
     uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
@@ -401,6 +415,8 @@ def _follow(
             if means.is_differentiated(op) and carried.are_read_by(op, given):
                 return None
         if derived.isdisjoint(given):
+            if phase[op] == FORWARD and not any(map(lasting.__getitem__, given)):
+                means.follow_data(base_names[int(ops["name"][op])], given, [*results, *written])
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
@@ -450,18 +466,25 @@ def _follow(
                 rearranged.add(tuple(its))
             if tuple(its) in rearranged or _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
                 found.append(row)
-    return _Followed(np.array(found, dtype=np.int64), derived, counts_targets)
+    return _Followed(np.array(found, dtype=np.int64), derived, counts_targets, means.picked())
 
 
 class _ResultsOfModels:
-    """Finds rollouts: passes in which a later call of a module has only results of earlier calls as inputs.
+    """Finds rollouts: passes in which a later call of a model has only results as inputs, and its own among them.
 
-    Each call of a recurrent network also gets a new input, so it is not a rollout.
+    Each call of a recurrent network also gets a new input, so it is not a rollout. A head that gets several results of
+    another model is none either.
     """
 
     def __init__(self, facts: Facts) -> None:
-        roles = facts.capture.tables["roles"]
+        roles, calls = facts.capture.tables["roles"], facts.capture.tables["calls"]
         self._module_of_op = facts.capture.tables["ops"]["module"]
+        self._model_of_op = self._module_of_op.copy()
+        is_outermost = calls["depth"] == 0
+        for start, end, model in zip(
+            *(calls[name][is_outermost].tolist() for name in ("start_op", "end_op", "module")), strict=True
+        ):
+            self._model_of_op[start:end] = model
         # storages by the first op of the call, and by module
         self._inputs: dict[int, dict[int, list[int]]] = {}
         rows = np.flatnonzero(roles["role"] == _INPUT)
@@ -470,18 +493,20 @@ class _ResultsOfModels:
         ):
             self._inputs.setdefault(op, {}).setdefault(name, []).append(storage)
         self._called: set[int] = set()
-        self._results: set[int] = set()
+        self._models_of: dict[int, frozenset[int]] = {}  # by result, the models that it was computed with
 
     def forget(self) -> None:
         """Forget the calls and results of the pass before."""
         self._called.clear()
-        self._results.clear()
+        self._models_of.clear()
 
     def are_the_inputs_of_call(self, op: int) -> bool:
-        """Return True if an op begins a later call of a module that has only results as inputs."""
-        found = False
+        """Return True if an op begins a later call of a model that has only results as inputs, and some of its own."""
+        found, model = False, int(self._model_of_op[op])
         for name, storages in self._inputs.get(op, {}).items():
-            found |= name in self._called and self._results.issuperset(storages)
+            models = [self._models_of.get(each, frozenset()) for each in storages]
+            is_own = any(model in each for each in models)
+            found |= name in self._called and all(models) and is_own
             self._called.add(name)
         return found
 
@@ -493,8 +518,11 @@ class _ResultsOfModels:
             given: the storages that it reads.
             changed: the storages that it makes or writes.
         """
-        if self._module_of_op[op] != NONE or not self._results.isdisjoint(given):
-            self._results.update(changed)
+        models = frozenset[int]().union(*(self._models_of.get(each, ()) for each in given))
+        if self._module_of_op[op] != NONE:
+            models |= {int(self._model_of_op[op])}
+        if models:
+            self._models_of.update(dict.fromkeys(changed, models))
 
 
 def _has_batch_further_on(its: list[int], given: Iterable[list[int]], batch: int) -> bool:

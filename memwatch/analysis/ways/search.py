@@ -79,6 +79,8 @@ _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
 """Classes of torch that hold the model as `module`; its modules are named without this part."""
 _FORMER: Final = FORMER_MODULE.format(name="")
 """A part of the name of a module that the program has replaced."""
+_DROPOUT: Final = ("native_dropout", "bernoulli_")
+"""Parts of the names of the ops that dropout calls (torch 2.13)."""
 _MODEL, _OPTIMIZER = "model", "optimizer"
 """Words of the lines for a model and an optimizer that no variable of the program leads to."""
 
@@ -406,6 +408,8 @@ class _Search:
         decision = words.INDEPENDENT_SAMPLES
         if any("batch_norm" in self._facts.strings[name] for name in names):
             decision += words.BATCH_STATISTICS
+        if any(name in self._facts.strings[each] for each in names for name in _DROPOUT):
+            decision += words.OTHER_DROPOUT
         state = state_of_forward(self._facts, changed_attributes(self._facts))
         if state.read:
             return []

@@ -8,7 +8,8 @@ Without these gradients a recording changes at three places:
 3. The tensors that such nodes saved die when the program drops them in the forward.
 
 An op of the backward is needless if all that it makes is read by needless ops alone, or is such a gradient. This is how
-autograd decides too: it computes nothing that no leaf needs.
+autograd decides too: it computes nothing that no leaf needs. An op that makes only a view is needless if needless ops
+alone read the memory of the view later.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 _GRADIENT, _STATE = map(ROLES.index, ("gradient", "optimizer state"))
 _READ, _OUTPUT = ACCESSES.index("read"), ACCESSES.index("output")
 _ZEROING: Final = ("aten.zero_", "aten._foreach_zero_")
+_VIEWS: Final = ("aten._unsafe_view.", "aten._reshape_alias.", "aten.alias.", "aten.detach.")
+"""Ops whose result is a view of what they read. Other ops without new memory give values to the program, as `item()`.
+`reshape` calls the first after `clone`, as in the backward of attention."""
 
 
 class UnreadGradients(NamedTuple):
@@ -98,8 +102,13 @@ class _Backward:
         self.op, self.storage, self.access = uses["op"], uses["storage"], uses["access"]
         self.is_backward = ops["phase"] == BACKWARD
         self._node = ops["sequence"]
-        zeroing = [number for number, text in enumerate(facts.strings) if str(text).startswith(_ZEROING)]
-        self._is_zeroing = np.isin(ops["name"], zeroing)
+        self._is_zeroing, self._makes_view = (
+            np.isin(
+                ops["name"],
+                [number for number, text in enumerate(facts.strings) if str(text).startswith(names)],
+            )
+            for names in (_ZEROING, _VIEWS)
+        )
         self.by_op, self.by_storage = Grouped(self.op), Grouped(self.storage)
         outside = np.append(np.flatnonzero(~np.isin(ops["phase"], IN_BACKWARD)), len(self._node))
         self._end_of_op = timeline.events_of(outside[np.searchsorted(outside, np.arange(len(self._node)))])
@@ -136,6 +145,12 @@ class _Backward:
         for op in np.flatnonzero(self.is_backward)[::-1].tolist():
             rows = self.by_op.within(op, op + 1)
             made = set(self.storage[rows[self.access[rows] != _READ]].tolist())
+            if not made and self._makes_view[op]:
+                viewed = set(self.storage[rows].tolist())
+                is_needless[op] = owned.isdisjoint(viewed) and all(
+                    self._is_read_by(each, op, is_needless) for each in viewed
+                )
+                continue
             is_needless[op] = bool(made) and all(
                 each in unread
                 or (
@@ -207,13 +222,23 @@ def _top(facts: Facts, module: int, modules: list[int]) -> bool:
 def _saved_bytes(
     backward: _Backward, saved: SavedTensors, is_needless: NDArray[np.bool_], gone: IntArray
 ) -> IntArray:
-    """Return, per event, the bytes that only nodes keep alive all of whose ops are needless."""
+    """Return, per event, the bytes that autograd keeps for needless ops alone.
+
+    A node saves nothing if all its ops are needless. A product of two tensors has an op for the gradient of each
+    factor. If one of them is needless, the node does not save the tensor that this op reads.
+    """
     facts, timeline = backward.facts, backward.timeline
     node, allocations = facts.capture.tables["ops"]["sequence"], facts.allocations
     packs_node = facts.capture.tables["packs"]["sequence"]
     needed = np.unique(node[backward.is_backward & ~is_needless])
     dropped = np.setdiff1d(node[is_needless & (node != NONE)], needed)
     is_dropped = np.isin(packs_node, dropped)
+    count = len(backward.facts.capture.tables["births"]["op"]) + 1
+    is_read = (backward.access == _READ) & backward.is_backward[backward.op] & (node[backward.op] != NONE)
+    needlessly = is_needless[backward.op]
+    pairs = node[backward.op] * count + backward.storage
+    for_needless = np.setdiff1d(pairs[is_read & needlessly], pairs[is_read & ~needlessly])
+    is_dropped |= (saved.storage != NONE) & np.isin(packs_node * count + saved.storage, for_needless)
     lasting = facts.categories.category.isin(["parameter", "buffer"])
     rows = np.unique(saved.storage[is_dropped & (saved.storage != NONE)])
     made, death = allocations.op, allocations.death_event
@@ -265,13 +290,16 @@ class _Scopes:
         if not depth or first[depth - 1].line == second[depth - 1].line:
             return end
         outer, innermost = second[: depth - 1], second[depth - 1]
-        for op in range(end, len(self._stack)):
+        # the next call of a module may have the same stack, and its variables are others
+        is_around = (calls["start_op"] <= made) & (calls["end_op"] > last)
+        returned = max(int(calls["end_op"][is_around].min(initial=len(self._stack))), end)
+        for op in range(end, returned):
             frames = self._frames_of(int(self._stack[op]))
             if frames[: depth - 1] != outer or len(frames) < depth:
                 return op
             if (frames[depth - 1].file, frames[depth - 1].function) != (innermost.file, innermost.function):
                 return op
-        return len(self._stack)
+        return returned
 
     def _frames_of(self, stack: int) -> list[Call]:
         """Return the frames of a stack, outermost first."""

@@ -21,7 +21,7 @@ from memwatch.analysis.facts.names import CONVERSION
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.analysis.holders.running import defined_name
 from memwatch.capture.paths import read_paths
-from memwatch.capture.schema import FORWARD, NONE
+from memwatch.capture.schema import ACCESSES, FORWARD, NONE
 from memwatch.kinds.holders import HolderKind
 from memwatch.kinds.roles import ROLES
 
@@ -30,14 +30,19 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.places import Call
     from memwatch.capture.columns import IntArray
 
+_OUTPUT: Final = ACCESSES.index("output")
 _CAST: Final = ROLES.index("autocast copy")
 _PARAMETER: Final = ROLES.index("parameter")
 
 
 class _Way(NamedTuple):
-    """How a call made a tensor: the op, the call's own frame at the time, and the frames that it called."""
+    """How a call made a tensor: the op, which of its results it is, and the frames at the time.
+
+    The frames are the call's own, and those that it called.
+    """
 
     op_name: int
+    result: int
     frames: tuple[Call, ...]
 
 
@@ -55,7 +60,9 @@ class HeldByCalls:
         self._facts = facts
         self._ops = facts.capture.tables["ops"]
         self._stacks = self._ops["stack"]
-        calls = facts.capture.tables["calls"]
+        uses, calls = facts.capture.tables["uses"], facts.capture.tables["calls"]
+        is_result = uses["access"] == _OUTPUT
+        self._results, self._results_by_op = uses["storage"][is_result], Grouped(uses["op"][is_result])
         self._starts, self._ends = calls["start_op"], calls["end_op"]
         self._frames_of, self._line_of = cache(self._read_frames), cache(self._read_line)
 
@@ -64,12 +71,12 @@ class HeldByCalls:
         made = int(self._facts.allocations.op[row])
         if made == NONE or not self._places_by_way:
             return 0
-        frames, name = self._frames(made), int(self._ops["name"][made])
+        frames, storage = self._frames(made), int(self._facts.allocations.storage[row])
         return max(
             (
                 self._left(made, depth, place)
                 for depth in range(len(frames))
-                for place in self._places_by_way.get(_Way(name, frames[depth:]), ())
+                for place in self._places_by_way.get(self._way(made, storage, frames[depth:]), ())
             ),
             default=0,
         )
@@ -96,11 +103,21 @@ class HeldByCalls:
                 is_call = (frame.file, frame.line) == (call.file, call.line)
                 if is_call and defined_name(frame.function) == call.name:
                     if _is_same_call(now, then, depth):
-                        way = _Way(int(self._ops["name"][made]), then[depth:])
+                        way = self._way(made, storage, then[depth:])
                         left_calls = int((self._ends_of_calls(made) <= op).sum())
                         found.setdefault(way, set()).add(_Place(frame.line, left_calls))
                     break
         return found
+
+    def _way(self, made: int, storage: int, frames: tuple[Call, ...]) -> _Way:
+        """Return how an op made a storage.
+
+        A sample that saw the output of a recurrent layer in a variable tells nothing about the workspace, which only
+        autograd keeps.
+        """
+        results = self._results[self._results_by_op.within(made, made + 1)].tolist()
+        number = results.index(storage) if storage in results else NONE
+        return _Way(int(self._ops["name"][made]), number, frames)
 
     def _left(self, made: int, depth: int, place: _Place) -> int:
         """Return how many ops had started when a call left a line, before it jumps back or returns.
