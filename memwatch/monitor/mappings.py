@@ -303,6 +303,13 @@ class Residency:
                 )
         return resident, private
 
+    def bytes_of_use(self, memory: range, use: Use) -> int:
+        """Return how many bytes of some addresses are in memory and have a use."""
+        pieces, numbers = self.split(np.array([[memory.start, memory.stop]], dtype=np.int64))
+        has_use = np.array([self._mappings[number].use is use for number in numbers.tolist()], dtype=bool)
+        resident, _ = self.of_ranges(pieces[has_use], numbers[has_use])
+        return int(resident.sum())
+
     def resident_pages(self, mapping: Mapping) -> NDArray[np.int64]:
         """Return the addresses of the pages of a mapping that are in memory."""
         if mapping.rss == mapping.end - mapping.start:

@@ -189,6 +189,42 @@ GAVE_WAY_KIND: Final = "ended"
 GAVE_WAY: Final = "the program opened a memwatch.profile() block of its own, and this recording ended there"
 NOT_ENDED: Final = "memwatch: the block has no profile, because ending the recording failed: {why}"
 LARGE_OBJECTS: Final = "{size} of this growth in {objects} held by {holder}"
+LARGEST_OBJECTS: Final = "{size} of this growth in {held:,} of the {sampled:,} largest of {number:,} objects, held by {holder}"
+
+
+def large_objects_text(nbytes: int, held: int, sampled: int, number: int, holder: str) -> str:
+    """Return who holds large objects that are new or grew.
+
+    Args:
+        nbytes: the new bytes that the holder has.
+        held: how many objects it has.
+        sampled: how many objects were searched, the largest ones.
+        number: how many objects there are.
+        holder: the holder.
+    """
+    size = format_bytes(nbytes)
+    if sampled == number:
+        return LARGE_OBJECTS.format(size=size, objects=counted(held, "object"), holder=holder)
+    return LARGEST_OBJECTS.format(size=size, held=held, sampled=sampled, number=number, holder=holder)
+
+
+HELD_OBJECTS: Final = "{held} of {sampled} `{kind}` that were looked at are held by {holder}"
+GREW: Final = "{more:+,} `{name}` ({size})"
+GREW_IN_PLACE: Final = "`{name}` +{size} (the objects grew in their place)"
+GREW_WITH_FEWER: Final = "`{name}` +{size} (but {fewer:,} objects fewer)"
+"""Large objects have come, and more of the small ones have gone."""
+
+
+def grown_type_text(name: str, more: int, nbytes: int) -> str:
+    """Return how many objects and bytes of a type there are more than at the start."""
+    size = format_bytes(nbytes)
+    if more > 0:
+        return GREW.format(more=more, name=name, size=size)
+    if more == 0:
+        return GREW_IN_PLACE.format(name=name, size=size)
+    return GREW_WITH_FEWER.format(name=name, size=size, fewer=-more)
+
+
 NEW_ENTRIES: Final = "{added:,} new entries (about {size}) in the `{kind}` held by {holder}"
 GROWN_CONTAINERS: Final = (
     "{count} of the containers that grew most (about {size} together) are held by {holder}"
