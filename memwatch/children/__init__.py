@@ -45,7 +45,7 @@ class _TorchFinder(MetaPathFinder):
             load = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                del loader.exec_module
+                vars(loader).pop("exec_module", None)  # a second finder may have removed it
                 load(module)
                 self._then()
 

@@ -229,8 +229,10 @@ NEW_ENTRIES: Final = "{added:,} new entries (about {size}) in the `{kind}` held 
 GROWN_CONTAINERS: Final = (
     "{count} of the containers that grew most (about {size} together) are held by {holder}"
 )
+HOW_AT_MONITOR: Final = "what is left of the row native of when the monitor began"
+HOW_AT_IMPORT: Final = "mallinfo2 when torch had been imported, without the blocks of Python objects"
 _EXPLAINED: Final = "{share:.0f} % of RSS explained"
-_FROM_START: Final = ", {share:.0f} % of it native memory from before the monitor, whose cause is not known"
+_FROM_START: Final = ": {known:.0f} % by its cause, and {share:.0f} % is native memory from the start"
 _LEAST_START: Final = 0.005
 """A smaller share would be printed as 0 %."""
 
@@ -240,12 +242,13 @@ def coverage_text(coverage: float, start_share: float) -> str:
 
     Args:
         coverage: the share of RSS in rows that name a cause.
-        start_share: the share of RSS that was native memory when the monitor began. It is part of `coverage`.
+        start_share: the share of RSS that was native memory at the start. It is part of `coverage`.
     """
     text = _EXPLAINED.format(share=100 * coverage)
     if start_share < _LEAST_START:
         return text
-    return text + _FROM_START.format(share=100 * start_share / coverage)
+    whole, share = round(100 * coverage), round(100 * start_share)
+    return text + _FROM_START.format(known=whole - share, share=share)
 
 
 NOT_WRITTEN: Final = "there is no report, because of this: {why}"
