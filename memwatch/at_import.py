@@ -37,7 +37,8 @@ def _read() -> None:
         _fields_ = [
             (name, ctypes.c_size_t)
             for name in (
-                "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+                "arena", "ordblks", "smblks", "hblks", "hblkhd",
+                "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
             )
         ]  # fmt: skip
 

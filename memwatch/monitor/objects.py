@@ -217,10 +217,10 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
             if begin:
                 ranges.append((begin, begin + int(blocks[place])))
         large_bytes += _bytes_in_malloc(blocks[is_large & ~has_address])
-    for mapping, nbytes in _mappings_in_memory(mapped):
-        large[id(mapping)] = nbytes
+    for mapping, mapped_bytes in _mappings_in_memory(mapped):
+        large[id(mapping)] = mapped_bytes
         if keep_large is not None:
-            keep_large(mapping, nbytes)
+            keep_large(mapping, mapped_bytes)
     by_type = {name: (counts[name], nbytes) for name, nbytes in sizes.most_common()}
     return PythonMemory(large_bytes, union_of(ranges), by_type, lengths, large)
 

@@ -189,7 +189,9 @@ GAVE_WAY_KIND: Final = "ended"
 GAVE_WAY: Final = "the program opened a memwatch.profile() block of its own, and this recording ended there"
 NOT_ENDED: Final = "memwatch: the block has no profile, because ending the recording failed: {why}"
 LARGE_OBJECTS: Final = "{size} of this growth in {objects} held by {holder}"
-LARGEST_OBJECTS: Final = "{size} of this growth in {held:,} of the {sampled:,} largest of {number:,} objects, held by {holder}"
+LARGEST_OBJECTS: Final = (
+    "{size} of this growth in {held:,} of the {sampled:,} largest of {number:,} objects, held by {holder}"
+)
 
 
 def large_objects_text(nbytes: int, held: int, sampled: int, number: int, holder: str) -> str:
@@ -291,3 +293,12 @@ OTHER_PROCESS: Final = (
     "memory of the other one is not known"
 )
 TOO_LARGE: Final = "no change would have left room: the request itself is the problem ({asked} in one piece)"
+RAISED: Final = "the program raised a MemoryError itself, and no limit of memory was near"
+REQUEST_FAILED: Final = "a request for memory failed, and no limit of memory was near"
+NO_CHANGE_FOR_RAISED: Final = (
+    "memwatch suggests no change: {free} of memory were still free when this process was largest"
+)
+TOO_LARGE_UNKNOWN: Final = (
+    "no change would have left room: the request itself is the problem (its size is not known; {free} of memory were "
+    "still free when this process was largest)"
+)

@@ -117,6 +117,14 @@ GROWING = {
             ready.acquire()
         """,
     ),
+    "objects that Python takes from malloc": (
+        "Python objects",
+        "import random; kept += [random.Random(i) for i in range(10_000)]",
+    ),
+    "objects with many slots": (
+        "Python objects",
+        "Row = type('Row', (), {'__slots__': [f'a{i}' for i in range(500)]}); kept += [Row() for _ in range(6000)]",
+    ),
     "small objects": ("Python objects", "kept += [[i] for i in range(280_000)]"),
     "native, small blocks": ("native", "kept += [malloc(2000) for _ in range(12_000)]"),
     "native, a large block": ("native", "kept.append(malloc(24 << 20))"),
@@ -224,6 +232,51 @@ def test_the_blocks_of_the_shapes_of_small_arrays_are_counted(fresh_python):
     assert float(done.stdout) == pytest.approx(1.0, abs=0.05)
 
 
+OWN_ARRAYS = """
+import numpy as np
+from memwatch.monitor.objects import python_memory
+
+python_memory()
+found = []
+
+def keep_large(obj, nbytes):
+    if type(obj) is np.ndarray:
+        found.append(nbytes)
+
+python_memory(keep_large=keep_large)
+print(max(found, default=0) < 1 << 18)
+"""
+
+
+def test_the_search_finds_no_array_of_its_own(fresh_python):
+    done = fresh_python(OWN_ARRAYS)
+    assert done.stdout == "True\n", done.stderr
+
+
+COVERAGE = """
+import sys
+{imports}
+from memwatch.monitor.rows import rows_of
+found = rows_of(children=False)
+print(found.coverage, found.nbytes("native, at start") >> 20)
+"""
+
+
+@pytest.mark.parametrize("imports", ["import torch, memwatch", "import memwatch, torch"])
+def test_the_native_memory_of_torch_is_explained(imports, fresh_python):
+    done = fresh_python(COVERAGE.format(imports=imports))
+    coverage, at_start_mib = done.stdout.split()
+    assert float(coverage) >= 0.95, done.stderr
+    assert int(at_start_mib) > 20
+
+
+def test_without_the_figure_of_malloc_the_memory_of_torch_is_native(monkeypatch):
+    monkeypatch.setattr(rows, "malloc_bytes_at_import", lambda: None)
+    found = rows.rows_of(children=False)
+    assert not found.nbytes(rows.NATIVE_AT_START)
+    assert found.nbytes(rows.NATIVE)
+
+
 SUBCLASS = """
 import numpy as np
 from memwatch.monitor.objects import python_memory
@@ -302,6 +355,20 @@ def test_a_fork_shares_its_tensors_until_it_writes(fresh_python):
     assert second >= 8 * MIB
     assert private < MIB
     assert 4 * MIB <= written <= second
+
+
+TWO_WAIT = """
+from memwatch.children import when_torch_is_imported
+when_torch_is_imported(lambda: print("one"))
+when_torch_is_imported(lambda: print("two"))
+import torch
+print(torch.ones(1).item())
+"""
+
+
+def test_two_may_wait_for_the_import_of_torch(fresh_python):
+    done = fresh_python(TWO_WAIT)
+    assert sorted(done.stdout.split()) == ["1.0", "one", "two"], done.stderr
 
 
 @pytest.fixture
