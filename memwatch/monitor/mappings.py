@@ -17,6 +17,7 @@ import numpy as np
 from memwatch.errors import MemwatchError
 from memwatch.host_allocators import PAGE_BYTES, c_library
 from memwatch.signal_handlers import pass_on
+from memwatch.words.processes import not_readable_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -95,9 +96,7 @@ def read_mappings(pid: int, *, is_heap_of_arena: Callable[[int], bool] | None = 
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessError(f"there is no process {pid}; `ps` lists the running processes") from None
     except PermissionError:
-        raise ProcessError(
-            f"process {pid} belongs to another user or may not be traced; run memwatch as its user, or as root"
-        ) from None
+        raise ProcessError(not_readable_text(pid, is_root=os.geteuid() == 0)) from None
     mappings = _parse(text)
     if not mappings:
         raise ProcessError(f"process {pid} has no memory: it has ended, or it is a thread of the kernel")

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch.containers import GROWING, base_of_array, items_of_array, subclasses_of
-from memwatch.monitor.layouts import BUFFERS, buffer_of_text, bytes_of_buffer, memory_of_mmap
+from memwatch.monitor.layouts import (
+    BUFFERS,
+    buffer_of_ctypes,
+    buffer_of_text,
+    bytes_of_buffer,
+    has_ctypes_buffer,
+    memory_of_mmap,
+)
 from memwatch.monitor.mappings import Residency, Use, read_mappings, union_of
 from memwatch.signal_handlers import pass_on
 
@@ -128,6 +135,7 @@ _RANGE_BYTES: Final = 64 << 10
 _IN_ONE_BLOCK: Final = (str, bytes, int, tuple)
 _HAS_GC: Final = 1 << 14  # Py_TPFLAGS_HAVE_GC
 _GC_HEADER_BYTES: Final = 16
+_MALLOC_HEADER_BYTES: Final = 8
 # read through `type` itself: a metaclass may answer with code of its own
 _MRO, _NAMESPACE, _BASIC_BYTES, _FLAGS, _QUALNAME = (
     type.__dict__[name].__get__
@@ -204,6 +212,17 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
                 large[id(objects[place])] = kept_bytes
                 if keep_large is not None:
                     keep_large(objects[place], kept_bytes)
+        for place in np.flatnonzero(np.array([kind.has_ctypes_buffer for kind in kinds])[of_class]).tolist():
+            buffer = buffer_of_ctypes(objects[place])
+            sizes[kinds[of_class[place]].name] += len(buffer)
+            if len(buffer) >= _RANGE_BYTES:
+                ranges.append((buffer.start, buffer.stop))
+            elif len(buffer) > _MOST_SMALL_BYTES:
+                large_bytes += len(buffer) + _MALLOC_HEADER_BYTES
+            if len(buffer) >= _LARGE_BYTES:
+                large[id(objects[place])] = len(buffer)
+                if keep_large is not None:
+                    keep_large(objects[place], len(buffer))
         for place in np.flatnonzero(is_large & (blocks >= _LARGE_BYTES)).tolist():
             large[id(objects[place])] = int(blocks[place])
             if keep_large is not None:
@@ -240,7 +259,7 @@ def _mappings_in_memory(mapped: list[tuple[Any, range]]) -> Iterator[tuple[Any, 
 
 def _bytes_in_malloc(blocks: NDArray[np.int64]) -> int:
     """Return the bytes that malloc takes for some blocks: with a header, in steps of 16, and at least 32."""
-    return int(np.maximum((blocks[blocks > 0] + 8 + 15) // 16 * 16, 32).sum())
+    return int(np.maximum((blocks[blocks > 0] + _MALLOC_HEADER_BYTES + 15) // 16 * 16, 32).sum())
 
 
 def _bytes_of_shapes(arrays: Iterable[Any], number: int) -> NDArray[np.int64]:
@@ -262,6 +281,7 @@ class _Kind:
         name: the class.
         is_array: whether its objects are numpy arrays.
         has_plain_size: whether C code measures its objects, so that no code of the program runs.
+        has_ctypes_buffer: whether its objects are values of `ctypes` with memory beside the object.
         shows_address: whether the address of an object's large block is known.
         bytes_of_object: bytes of the object outside its large block; 0 if the object is in such a block itself.
         most_small_bytes: larger blocks come from malloc.
@@ -272,6 +292,7 @@ class _Kind:
         self.is_array = any(base is np.ndarray for base in _MRO(cls))
         is_one_block = any(base is each for base in _MRO(cls) for each in _IN_ONE_BLOCK)
         self.has_plain_size = _has_plain_size(cls)
+        self.has_ctypes_buffer = has_ctypes_buffer(cls)
         self.shows_address = self.is_array or cls is str or cls is bytes
         own_bytes = _BASIC_BYTES(cls) + (_GC_HEADER_BYTES if _FLAGS(cls) & _HAS_GC else 0)
         # such an object comes from malloc itself, as `random.Random` does

@@ -84,6 +84,9 @@ PARTS: Final = {
     "other_bytes": "without a known cause",
 }
 """The columns of the table `process` that sum to RSS, in words."""
+ASK_PROCESS: Final = "; `memwatch.process_memory()` in the program shows more of the causes"
+_MUCH_UNKNOWN: Final = 0.1
+"""With a larger share of RSS without a known cause, the sentence names `process_memory`. A guess."""
 _LEAST_SHARE: Final = 0.01
 """Smaller parts are summed up. A guess."""
 
@@ -100,7 +103,9 @@ def parts_text(rss_bytes: int, parts: Mapping[str, int]) -> str:
         f"{format_bytes(parts[name])} {PARTS[name]}" for name in sorted(shown, key=lambda name: -parts[name])
     ]
     rest = sum(nbytes for name, nbytes in parts.items() if name not in shown)
-    return f"RSS {format_bytes(rss_bytes)}: {', '.join([*told, *([f'{format_bytes(rest)} more'] if rest else [])])}"
+    told += [f"{format_bytes(rest)} more"] if rest else []
+    hint = ASK_PROCESS if parts.get("other_bytes", 0) > _MUCH_UNKNOWN * rss_bytes else ""
+    return f"RSS {format_bytes(rss_bytes)}: {', '.join(told)}{hint}"
 
 
 class ReservedBytes(Protocol):
@@ -302,3 +307,12 @@ TOO_LARGE_UNKNOWN: Final = (
     "no change would have left room: the request itself is the problem (its size is not known; {free} of memory were "
     "still free when this process was largest)"
 )
+HAS_ENDED: Final = "process {pid} has ended"
+NOT_READABLE: Final = "process {pid} belongs to another user or may not be traced; "
+AS_ITS_USER: Final = "run memwatch as its user, or as root"
+AS_ROOT: Final = "you are root, but this container or sandbox lacks the capability CAP_SYS_PTRACE"
+
+
+def not_readable_text(pid: int, *, is_root: bool) -> str:
+    """Return why a process cannot be read."""
+    return NOT_READABLE.format(pid=pid) + (AS_ROOT if is_root else AS_ITS_USER)

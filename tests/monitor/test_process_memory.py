@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pandas as pd
 import psutil
@@ -124,6 +125,15 @@ GROWING = {
     "objects with many slots": (
         "Python objects",
         "Row = type('Row', (), {'__slots__': [f'a{i}' for i in range(500)]}); kept += [Row() for _ in range(6000)]",
+    ),
+    "large buffers of ctypes": (
+        "Python objects",
+        "kept += [ctypes.create_string_buffer(b'x' * (1 << 20)) for _ in range(24)]",
+    ),
+    "buffers of ctypes": ("Python objects", "kept += [(ctypes.c_double * 500)(*range(500)) for _ in range(6000)]"),
+    "views of ctypes on native memory": (
+        "native",
+        "kept += [(ctypes.c_char * (1 << 20)).from_address(malloc(1 << 20)) for _ in range(24)]",
     ),
     "small objects": ("Python objects", "kept += [[i] for i in range(280_000)]"),
     "native, small blocks": ("native", "kept += [malloc(2000) for _ in range(12_000)]"),
@@ -442,6 +452,26 @@ def test_ps_shows_the_growth_between_two_readings(living_process, shell_memwatch
     assert (listed["growth_bytes"] > 3 * MIB) == grows
 
 
+def test_ps_says_that_a_process_ended_between_two_readings(shell_memwatch):
+    code = "import time; print('ready', flush=True); time.sleep(4)"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        threading.Thread(target=process.wait, daemon=True).start()  # no zombie is left
+        done = shell_memwatch("ps", "--seconds", "6", str(process.pid))
+    assert f"process {process.pid} has ended" in done.stderr
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_the_reason_for_no_reading_fits_the_user(is_root, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError
+
+    monkeypatch.setattr(mappings, "open", refuse, raising=False)
+    monkeypatch.setattr(mappings.os, "geteuid", lambda: 0 if is_root else 1000)
+    with pytest.raises(ProcessError, match="CAP_SYS_PTRACE" if is_root else "or as root"):
+        mappings.read_mappings(1)
+
+
 def test_ps_prints_the_growth(other_process, shell_memwatch):
     pid = str(other_process.pid)
     done = shell_memwatch("ps", "--seconds", "0.1", pid)
@@ -474,6 +504,7 @@ def test_ps_says_what_is_wrong(shell_memwatch):
         (["ps", "4194303"], "there is no process 4194303"),
         (["ps", "train.py"], "'train.py' is no process"),
         (["ps", "0"], "'0' is no process"),
+        (["ps", "١٢٣"], "'١٢٣' is no process"),
         (["ps", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
         (["ps", "--seconds", "-1"], "'-1' is not a number of seconds above 0"),
     ):
