@@ -270,6 +270,8 @@ def _held_by(targets: list[Any], of_which: str) -> str:
 
 _NOT_SEARCHED: Final = "a holder that was not searched, because the program has not imported torch"
 _NO_HOLDER: Final = "no reference that gc sees"
+_MOST_STEPS: Final = 64
+"""References from a root whose names are looked for: a path along a linked list has thousands, and three are shown."""
 
 
 def _holders_of(targets: list[Any]) -> list[str]:
@@ -288,7 +290,9 @@ def _holders_of(targets: list[Any]) -> list[str]:
         for target in targets:
             position = snapshot.position(target)
             if tree.reaches(position):
-                steps = [step for step in steps_of(snapshot, tree.path(position)) if not step.hidden]
+                steps = [
+                    step for step in steps_of(snapshot, tree.path(position)[:_MOST_STEPS]) if not step.hidden
+                ]
                 holders.append(_words_of(steps))
             else:
                 holders.append(_NO_HOLDER)
