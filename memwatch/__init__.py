@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from memwatch._version import __version__ as __version__
+from memwatch.at_import import read_when_torch_is_imported
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.plan_training import train_by
 
@@ -134,6 +135,7 @@ def _turns_of(plan: Plan) -> Turns:
 
 
 train_by(_turns_of)
+read_when_torch_is_imported()
 
 
 def __dir__() -> list[str]:

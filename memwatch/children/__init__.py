@@ -8,9 +8,7 @@ Python would have found without it.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,8 +25,11 @@ def when_torch_is_imported(then: Callable[[], object]) -> None:
         sys.meta_path.insert(0, _TorchFinder(then))
 
 
-class _TorchFinder(MetaPathFinder):
-    """Finds torch once, as Python would find it anyway, and calls a function after the import."""
+class _TorchFinder:
+    """Finds torch once, as Python would find it anyway, and calls a function after the import.
+
+    It has no base class: `importlib.abc` takes longer to import than the rest of `import memwatch`.
+    """
 
     def __init__(self, then: Callable[[], object]) -> None:
         self._then = then
@@ -38,6 +39,8 @@ class _TorchFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != "torch":
             return None
+        import importlib.util
+
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         loader: Any = None if spec is None else spec.loader
@@ -45,7 +48,7 @@ class _TorchFinder(MetaPathFinder):
             load = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                del loader.exec_module
+                vars(loader).pop("exec_module", None)  # a second finder may have removed it
                 load(module)
                 self._then()
 

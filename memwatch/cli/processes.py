@@ -19,7 +19,7 @@ from memwatch._version import __version__
 from memwatch.attach.channel import AttachError, Channel, require_credentials, require_private, socket_path
 from memwatch.cli.activation import VARIABLE
 from memwatch.cli.common import add_json, command_line, emit, emit_json, make_room, positive, say
-from memwatch.words.processes import counted
+from memwatch.words.processes import HAS_ENDED, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -307,6 +307,7 @@ class Ps:
     def execute(options: argparse.Namespace) -> int:
         """Print the rows; return 0."""
         from memwatch.errors import OptionError
+        from memwatch.monitor.mappings import ProcessError
         from memwatch.monitor.process import Earlier, of_process, of_processes, record_of, record_of_processes
         from memwatch.monitor.rows import python_processes, rows_of
 
@@ -324,14 +325,20 @@ class Ps:
             else:
                 emit(of_processes(processes, earlier))
             return 0
-        if not options.pid.isdecimal() or not int(options.pid):
+        # `isdecimal` accepts the digits of other scripts too
+        if not (options.pid.isascii() and options.pid.isdecimal()) or not int(options.pid):
             raise OptionError(f"{options.pid!r} is no process; give its number, as `memwatch ps` lists it")
         found = rows_of(int(options.pid))
         if seconds is not None:
             begun_s = _wait(seconds)
             before = {child.pid: child.uss_bytes for child in found.children}
             rows = {row.row: row.nbytes for row in found.rows}
-            found = rows_of(int(options.pid))
+            try:
+                found = rows_of(int(options.pid))
+            except ProcessError:
+                if psutil.pid_exists(int(options.pid)):
+                    raise
+                raise ProcessError(HAS_ENDED.format(pid=options.pid)) from None
             earlier = Earlier(round(time.monotonic() - begun_s, 3), rows, before)
         if options.json:
             emit_json(record_of(found, earlier))

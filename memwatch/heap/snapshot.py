@@ -122,6 +122,10 @@ class Snapshot:
         young: NDArray[np.int64] | None = None,
         old: NDArray[np.int64] | None = None,
     ) -> None:
+        self.objects: list[Any] = []
+        self.roots: list[Root] = []
+        self._extra: list[Any] = []
+        self._native: dict[tuple[int, int], NativeEdge] = {}
         # a collection now would run the program's finalizers, and take longer than the snapshot
         pause = pause_gc()
         try:
@@ -131,24 +135,28 @@ class Snapshot:
             self.roots += more_roots
             self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
             self._build(deep=deep, all_roots=roots is None)
+        except BaseException:
+            # Memory ran out, for example. The list has calls of this search, which refer to the snapshot: it would stay
+            # until gc runs, and a second, smaller search needs its memory.
+            self.close()
+            raise
         finally:
             resume_gc(pause)
 
     def _list(self, extra: Iterable[object], *, young_only: bool) -> None:
         """List the objects that gc shows."""
         listed = gc.get_objects(0) if young_only else gc.get_objects()
-        self.objects: list[Any] = without_empty_dictionaries(listed)
+        self.objects = without_empty_dictionaries(listed)
         del listed
         if not young_only:
             self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects]))
-        self._extra: list[Any] = list(extra)
+        self._extra = list(extra)
         self.objects += self._extra
         self._classes = Classes(self.objects)
         self._index()
 
     def _build(self, *, deep: bool, all_roots: bool) -> None:
         """Add objects that only C code holds, and the roots. List the references of all objects."""
-        self._native: dict[tuple[int, int], NativeEdge] = {}
         self.named: dict[tuple[int, int], Edge] = {}  # their edges, by positions, once they are named
         self.first_gc_end = len(self.objects)
         self._is_short_cut = self._short_cuts()
@@ -187,7 +195,8 @@ class Snapshot:
         self.objects.clear()
         self._native.clear()
         self._extra.clear()
-        self._classes.by_id.clear()
+        if (classes := vars(self).get("_classes")) is not None:  # None if memory ran out before
+            classes.by_id.clear()
 
     def _autograd(self) -> list[tuple[object, object]]:
         """Follow the C++ edges from all tensors and nodes, adding the objects gc does not list."""

@@ -27,10 +27,11 @@ from memwatch.sizes import format_bytes
 from memwatch.words.processes import (
     ARROW_BUFFERS,
     GROWN_CONTAINERS,
-    LARGE_OBJECTS,
+    HELD_OBJECTS,
     NEW_ENTRIES,
     OTHER_MAPPINGS,
-    counted,
+    grown_type_text,
+    large_objects_text,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from memwatch.monitor.rows import Child
 
 _SAMPLED: Final = 16  # tensors whose holders are searched
+_SAMPLED_OBJECTS: Final = 64
+"""Python objects whose holders are searched. One search finds them all, and 64 more names take about 10 ms."""
 _MOST_OBJECTS: Final = 2_000_000
 """A search of more objects would stop the program for longer than about 3 s."""
 _NAMED: Final = 3
@@ -93,35 +96,81 @@ def python_objects(at_start: PythonMemory) -> str:
         for name, (count, nbytes) in python_memory(keep_large=keep_large).by_type.items()
     }
     largest = sorted(grown, key=lambda name: -grown[name][1])[:_NAMED]
-    found = [_growth_of_type(name, *grown[name]) for name in largest if grown[name][1] > 0]
+    found = [grown_type_text(name, *grown[name]) for name in largest if grown[name][1] > 0]
     # Few large objects may lie in a container that has too few entries to be found by its length.
-    large_bytes = sum(nbytes for nbytes, _ in large)
     least_bytes = _LARGE_RATIO * max(nbytes for _, nbytes in grown.values())
+    if text := _large_objects(large, least_bytes):
+        return "; ".join([*found, text])
+    holders = _containers(at_start, _LEAST_SHARE_OF_GROWTH * _bytes_more(grown))
+    return "; ".join([*found, *(holders or _small_objects(grown, before))])
+
+
+def _large_objects(large: list[tuple[int, Any]], least_bytes: float) -> str:
+    """Return the holder of most bytes of new large objects, as a sentence; "" if they have too few bytes.
+
+    Args:
+        large: the objects, each after its new bytes. The list is emptied.
+        least_bytes: the bytes that objects with a holder must have.
+    """
+    number, large_bytes = len(large), sum(nbytes for nbytes, _ in large)
     large.sort(key=lambda each: -each[0])
-    del large[_SAMPLED if large_bytes >= least_bytes else 0 :]
+    del large[_SAMPLED_OBJECTS if large_bytes >= least_bytes else 0 :]
     sizes = [nbytes for nbytes, _ in large]
     holders = _holders_of([obj for _, obj in large])
     large.clear()
     number_held: Counter[str] = Counter()
     held_bytes: Counter[str] = Counter()
     for holder, nbytes in zip(holders, sizes, strict=True):
-        if holder != _NO_HOLDER:  # memwatch's own arrays have none
+        if holder != _NO_HOLDER:
             number_held[holder] += 1
             held_bytes[holder] += nbytes
-    if held_bytes and large_bytes * sum(held_bytes.values()) / sum(sizes) >= least_bytes:
-        holder, nbytes = held_bytes.most_common(1)[0]
-        objects = counted(number_held[holder], "object")
-        found.append(LARGE_OBJECTS.format(size=format_bytes(nbytes), objects=objects, holder=holder))
-        return "; ".join(found)
-    growth_bytes = sum(nbytes for _, nbytes in grown.values() if nbytes > 0)
-    return "; ".join([*found, *_containers(at_start, _LEAST_SHARE_OF_GROWTH * growth_bytes)])
+    if not held_bytes or large_bytes * sum(held_bytes.values()) / sum(sizes) < least_bytes:
+        return ""
+    holder, nbytes = held_bytes.most_common(1)[0]
+    return large_objects_text(nbytes, number_held[holder], len(sizes), number, holder)
 
 
-def _growth_of_type(name: str, more: int, nbytes: int) -> str:
-    if more >= 0:
-        return f"{more:+,} `{name}` ({format_bytes(nbytes)})"
-    # large objects have come, and more of the small ones have gone
-    return f"`{name}` +{format_bytes(nbytes)} (but {-more:,} objects fewer)"
+def _small_objects(grown: Mapping[str, tuple[int, int]], before: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return the holder of most new objects of a type that grew, as a sentence, if any.
+
+    This finds trees and linked lists: no single container has many entries. Old objects are not known by their ids.
+    So a holder must have so many of the sampled objects that at least half of the new ones are among them.
+
+    Args:
+        grown: by type, how many objects and bytes more there are than at the start.
+        before: by type, how many objects and bytes there were.
+    """
+    from memwatch.monitor.objects import class_name
+
+    largest = sorted(grown, key=lambda name: -grown[name][1])[:_NAMED]
+    names: dict[int, str] = {}
+    of_type: dict[str, list[Any]] = {name: [] for name in largest}
+    for obj in gc.get_objects():
+        key = id(type(obj))
+        if key not in names:
+            names[key] = class_name(type(obj))
+        if names[key] in of_type:
+            of_type[names[key]].append(obj)
+    found = []
+    for name in largest:
+        objects = of_type[name]
+        new, number = grown[name][0], len(objects)
+        sampled = objects[:: max(number // _SAMPLED_OBJECTS, 1)][:_SAMPLED_OBJECTS]
+        objects.clear()
+        if 2 * new < number or grown[name][1] < _LEAST_SHARE_OF_GROWTH * _bytes_more(grown):
+            continue  # too many of the sampled ones would be old
+        holders = Counter(_holders_of(sampled))
+        of_sample = len(sampled)
+        sampled.clear()
+        holder, held = holders.most_common(1)[0]
+        if holder != _NO_HOLDER and held / of_sample >= 1 - new / number / 2:
+            found.append(HELD_OBJECTS.format(held=held, sampled=of_sample, kind=name, holder=holder))
+            break
+    return found
+
+
+def _bytes_more(grown: Mapping[str, tuple[int, int]]) -> int:
+    return sum(nbytes for _, nbytes in grown.values() if nbytes > 0)
 
 
 def _containers(at_start: PythonMemory, least_bytes: float) -> list[str]:
@@ -221,6 +270,8 @@ def _held_by(targets: list[Any], of_which: str) -> str:
 
 _NOT_SEARCHED: Final = "a holder that was not searched, because the program has not imported torch"
 _NO_HOLDER: Final = "no reference that gc sees"
+_MOST_STEPS: Final = 64
+"""References from a root whose names are looked for: a path along a linked list has thousands, and three are shown."""
 
 
 def _holders_of(targets: list[Any]) -> list[str]:
@@ -239,7 +290,9 @@ def _holders_of(targets: list[Any]) -> list[str]:
         for target in targets:
             position = snapshot.position(target)
             if tree.reaches(position):
-                steps = [step for step in steps_of(snapshot, tree.path(position)) if not step.hidden]
+                steps = [
+                    step for step in steps_of(snapshot, tree.path(position)[:_MOST_STEPS]) if not step.hidden
+                ]
                 holders.append(_words_of(steps))
             else:
                 holders.append(_NO_HOLDER)

@@ -31,7 +31,7 @@ from memwatch.monitor.live_memory import LiveMemory, live_memory
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import PythonMemory, tensor_memory
 from memwatch.monitor.rows import Known, rows_of
-from memwatch.monitor.shortage import NOTE, Shortage, head_of, json_of, note_of, page_of, report_of
+from memwatch.monitor.shortage import NOTES, Shortage, head_of, json_of, note_of, page_of, report_of
 from memwatch.output_files import OutputError, write_whole
 from memwatch.own_code import OwnThread
 from memwatch.reserve import Reserve
@@ -201,9 +201,8 @@ class Guard:
         if not any(note.partition(":")[0] == "memwatch" for note in _notes_of(found)):
             add_note(found, note_of(shortage))
         if len(files) == len(_REPORTS):
-            _say(
-                f"memory ran out; the report is in {files[0]} ({', '.join(each.suffix for each in files[1:])})"
-            )
+            what = head_of(shortage) if shortage.is_far_from_limits else "memory ran out"
+            _say(f"{what}; the report is in {files[0]} ({', '.join(each.suffix for each in files[1:])})")
 
     # the report close to a limit
 
@@ -259,6 +258,9 @@ class Guard:
     def _read_quick_facts(self, shortage: Shortage) -> None:
         def read_limits() -> None:
             shortage.limits = self._limits.read()
+            if not self._has_warned:  # else memory has been near a limit
+                shortage.free_bytes = self._limits.free_at_peak_bytes()
+                shortage.peak_bytes = self._limits.peak_bytes()
 
         def read_rows() -> None:
             known = Known(python=PythonMemory(), tensors=tensor_memory(with_graphs=False))
@@ -365,7 +367,8 @@ def _shown_errors(error: BaseException) -> Iterator[BaseException]:
 def _has_note_of_worker(error: BaseException) -> bool:
     """Return whether a worker process has reported on the error, and its note is in the text of the error."""
     with suppress(Exception):  # of code of the error's class
-        return Failure.of(error).in_process and f"\n{NOTE}" in str(error)
+        text = str(error)
+        return Failure.of(error).in_process and any(f"\n{note}" in text for note in NOTES)
     return False
 
 

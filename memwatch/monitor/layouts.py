@@ -95,3 +95,30 @@ def buffer_of_text(obj: io.StringIO) -> range:
     buffer, size, _ = _text_buffer(obj) if _KNOWS_TEXT_BUFFERS else (0, 0, 0)
     nbytes = _BYTES_OF_LETTER * size
     return range(buffer, buffer + nbytes) if buffer and nbytes >= PAGE_BYTES else range(0)
+
+
+_CTYPES: Final = ctypes.Structure.__mro__[1]  # the base of all types of `ctypes`
+_OWNS_BUFFER: Final = _CTYPES.__dict__["_b_needsfree_"].__get__
+_BYTES_IN_OBJECT: Final = 16  # a smaller value lies in the object itself
+
+
+def has_ctypes_buffer(cls: type) -> bool:
+    """Return whether the objects of a class are values of `ctypes` with memory beside the object."""
+    if not any(base is _CTYPES for base in type.__dict__["__mro__"].__get__(cls)):
+        return False
+    try:
+        return ctypes.sizeof(cls) > _BYTES_IN_OBJECT
+    except TypeError as error:  # an abstract class
+        pass_on(error)
+        return False
+
+
+def buffer_of_ctypes(obj: Any) -> range:
+    """Return the addresses of the memory that a value of `ctypes` owns; none if it shows the memory of others.
+
+    `sys.getsizeof` does not count it. All of this is C code of `ctypes`.
+    """
+    if not _OWNS_BUFFER(obj):
+        return range(0)
+    begin = ctypes.addressof(obj)
+    return range(begin, begin + ctypes.sizeof(obj))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 ADDRESS_SPACE: Final = "RLIMIT_AS (ulimit -v)"
 _NO_LIMIT_BYTES: Final = 1 << 62
 """Version 1 writes a number near 2**63 where there is no limit."""
+_NO_OVERCOMMIT: Final = 2
+"""With this setting, the kernel limits the sum of the memory that all processes have requested."""
 _RECLAIMABLE: Final = ("active_file", "inactive_file", "slab_reclaimable")
 """Lines of `memory.stat` with memory that the kernel takes back before it kills a process: cached files, mostly."""
 
@@ -102,6 +106,42 @@ class MemoryLimits:
         found = [limit for group in self._groups if (limit := group.read()) is not None]
         found += [limit] if (limit := _address_space(self._root)) is not None else []
         return sorted(found, key=lambda each: each.room_bytes)
+
+    def free_at_peak_bytes(self) -> int | None:
+        """Return the memory that was free when the process was largest; None if another limit may be near.
+
+        What a failed call had made is free again when its error arrives. So the peaks count, as the kernel has them.
+        """
+        if self._may_reach_another_limit():
+            return None
+        peaks = dict(line.split()[:2] for line in _lines(self._root / "proc/self/status") if line[:2] == "Vm")
+        if not {"VmPeak:", "VmHWM:", "VmRSS:"} <= peaks.keys():
+            return None
+        address_space, resident, now = (int(peaks[name]) << 10 for name in ("VmPeak:", "VmHWM:", "VmRSS:"))
+        limits = self.read()
+        rooms = [each.limit_bytes - address_space for each in limits if each.name == ADDRESS_SPACE]
+        others = [each.room_bytes for each in limits if each.name != ADDRESS_SPACE]
+        others.append(psutil.virtual_memory().available)
+        rooms += [room - (resident - now) for room in others]
+        return max(min(rooms), 0)
+
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that this process had in RAM; None if the system does not count it."""
+        lines = [line.split() for line in _lines(self._root / "proc/self/status")]
+        return next((int(words[1]) << 10 for words in lines if words[:1] == ["VmHWM:"]), None)
+
+    def _may_reach_another_limit(self) -> bool:
+        """Return whether requests may fail for a limit that :meth:`read` does not read."""
+        try:
+            import resource
+        except ImportError:  # Windows
+            return True
+        most_mappings = _number(self._root / "proc/sys/vm/max_map_count")
+        return (
+            resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+            or _number(self._root / "proc/sys/vm/overcommit_memory") == _NO_OVERCOMMIT
+            or (most_mappings is not None and 2 * len(_lines(self._root / "proc/self/maps")) > most_mappings)
+        )
 
     def stalled_percent(self) -> float:
         """Return how long processes waited for memory, in percent of the last 10 s.

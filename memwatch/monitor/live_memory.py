@@ -28,7 +28,7 @@ from memwatch.heap.frames import is_own_code
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.module_tables import module_dict, optimizer_parts, table_entries
 from memwatch.heap.paths import name_chain, steps_of
-from memwatch.heap.roots import RootKind, ended_calls
+from memwatch.heap.roots import RootKind, ended_calls, is_tool_class
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import (
@@ -177,6 +177,8 @@ def _searched(
     large: _Large, buffers: _Buffers, ended: list[Root], errors: list[BaseException], *, deep: bool
 ) -> LiveMemory:
     targets = itertools.chain((container for container, _, _ in large), (buffer for _, buffer in buffers))
+    # copies, because the snapshot empties its roots at its end, and a second search needs them
+    ended = [dataclasses.replace(root, entries=list(root.entries)) for root in ended]
     with Snapshot(targets, deep=deep, more_roots=ended) as snapshot, quiet():
         return _Search(snapshot, errors).result(large, buffers)
 
@@ -194,6 +196,7 @@ def _containers_by_referrers(large: _Large) -> list[Container]:
                 if id(each) not in ours
                 and type(each) is not tuple  # the rows of `large`
                 and not (type(each) is FrameType and is_own_code(each.f_code))
+                and not is_tool_class(type(each))
             ]
             if not referrers:
                 break

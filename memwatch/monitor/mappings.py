@@ -17,6 +17,7 @@ import numpy as np
 from memwatch.errors import MemwatchError
 from memwatch.host_allocators import PAGE_BYTES, c_library
 from memwatch.signal_handlers import pass_on
+from memwatch.words.processes import not_readable_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -95,9 +96,7 @@ def read_mappings(pid: int, *, is_heap_of_arena: Callable[[int], bool] | None = 
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessError(f"there is no process {pid}; `ps` lists the running processes") from None
     except PermissionError:
-        raise ProcessError(
-            f"process {pid} belongs to another user or may not be traced; run memwatch as its user, or as root"
-        ) from None
+        raise ProcessError(not_readable_text(pid, is_root=os.geteuid() == 0)) from None
     mappings = _parse(text)
     if not mappings:
         raise ProcessError(f"process {pid} has no memory: it has ended, or it is a thread of the kernel")
@@ -302,6 +301,13 @@ class Residency:
                     exclusive, begin - mapping.start
                 )
         return resident, private
+
+    def bytes_of_use(self, memory: range, use: Use) -> int:
+        """Return how many bytes of some addresses are in memory and have a use."""
+        pieces, numbers = self.split(np.array([[memory.start, memory.stop]], dtype=np.int64))
+        has_use = np.array([self._mappings[number].use is use for number in numbers.tolist()], dtype=bool)
+        resident, _ = self.of_ranges(pieces[has_use], numbers[has_use])
+        return int(resident.sum())
 
     def resident_pages(self, mapping: Mapping) -> NDArray[np.int64]:
         """Return the addresses of the pages of a mapping that are in memory."""

@@ -7,6 +7,7 @@ import gc
 import io
 import itertools
 import mmap
+import os
 import sys
 import types
 from collections import Counter
@@ -16,8 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch.containers import GROWING, base_of_array, items_of_array, subclasses_of
-from memwatch.monitor.layouts import BUFFERS, buffer_of_text, bytes_of_buffer, memory_of_mmap
-from memwatch.monitor.mappings import union_of
+from memwatch.monitor.layouts import (
+    BUFFERS,
+    buffer_of_ctypes,
+    buffer_of_text,
+    bytes_of_buffer,
+    has_ctypes_buffer,
+    memory_of_mmap,
+)
+from memwatch.monitor.mappings import Residency, Use, read_mappings, union_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -127,6 +135,7 @@ _RANGE_BYTES: Final = 64 << 10
 _IN_ONE_BLOCK: Final = (str, bytes, int, tuple)
 _HAS_GC: Final = 1 << 14  # Py_TPFLAGS_HAVE_GC
 _GC_HEADER_BYTES: Final = 16
+_MALLOC_HEADER_BYTES: Final = 8
 # read through `type` itself: a metaclass may answer with code of its own
 _MRO, _NAMESPACE, _BASIC_BYTES, _FLAGS, _QUALNAME = (
     type.__dict__[name].__get__
@@ -143,7 +152,7 @@ class PythonMemory:
         ranges: large blocks with a known address, and mappings of `mmap.mmap`.
         by_type: number and bytes of the objects of each type, small ones included.
         lengths: number of entries of the larger containers, by their ids.
-        large: bytes of the objects with a large block, by their ids.
+        large: bytes of the objects with a large block, by their ids. Of a mapping, the bytes in memory count.
     """
 
     large_bytes: int = 0
@@ -167,6 +176,7 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
     ranges: list[tuple[int, int]] = []
     lengths: dict[int, int] = {}
     large: dict[int, int] = {}
+    mapped: list[tuple[Any, range]] = []
     for objects in _levels_of_objects():
         lengths.update((id(container), length) for container, length in _containers(objects))
         types_of = _ids_of(tuple(map(type, objects)))
@@ -193,9 +203,7 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
             memory = memory_of_mmap(objects[place])
             if memory:
                 ranges.append((memory.start, memory.stop))
-                large[id(objects[place])] = len(memory)
-                if keep_large is not None:
-                    keep_large(objects[place], len(memory))
+                mapped.append((objects[place], memory))
         for place in np.flatnonzero(np.array([cls is io.StringIO for cls in classes])[of_class]).tolist():
             buffer, kept_bytes = buffer_of_text(objects[place]), bytes_of_buffer(objects[place], io.StringIO)
             if buffer:
@@ -204,25 +212,54 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
                 large[id(objects[place])] = kept_bytes
                 if keep_large is not None:
                     keep_large(objects[place], kept_bytes)
+        for place in np.flatnonzero(np.array([kind.has_ctypes_buffer for kind in kinds])[of_class]).tolist():
+            buffer = buffer_of_ctypes(objects[place])
+            sizes[kinds[of_class[place]].name] += len(buffer)
+            if len(buffer) >= _RANGE_BYTES:
+                ranges.append((buffer.start, buffer.stop))
+            elif len(buffer) > _MOST_SMALL_BYTES:
+                large_bytes += len(buffer) + _MALLOC_HEADER_BYTES
+            if len(buffer) >= _LARGE_BYTES:
+                large[id(objects[place])] = len(buffer)
+                if keep_large is not None:
+                    keep_large(objects[place], len(buffer))
         for place in np.flatnonzero(is_large & (blocks >= _LARGE_BYTES)).tolist():
             large[id(objects[place])] = int(blocks[place])
             if keep_large is not None:
                 keep_large(objects[place], int(blocks[place]))
         has_address = is_large & (blocks >= _RANGE_BYTES)
         has_address &= np.array([kind.shows_address for kind in kinds])[of_class]
-        places = np.flatnonzero(has_address).tolist()
-        begins = [kinds[of_class[place]].address(objects[place]) for place in places]
-        ranges += [
-            (begin, begin + int(blocks[place])) for begin, place in zip(begins, places, strict=True) if begin
-        ]
+        # Without a comprehension: up to Python 3.11 it keeps the arrays above in cells. gc lists these cells, and the
+        # search would find memwatch's own arrays.
+        for place in np.flatnonzero(has_address).tolist():
+            begin = kinds[of_class[place]].address(objects[place])
+            if begin:
+                ranges.append((begin, begin + int(blocks[place])))
         large_bytes += _bytes_in_malloc(blocks[is_large & ~has_address])
+    for mapping, mapped_bytes in _mappings_in_memory(mapped):
+        large[id(mapping)] = mapped_bytes
+        if keep_large is not None:
+            keep_large(mapping, mapped_bytes)
     by_type = {name: (counts[name], nbytes) for name, nbytes in sizes.most_common()}
     return PythonMemory(large_bytes, union_of(ranges), by_type, lengths, large)
 
 
+def _mappings_in_memory(mapped: list[tuple[Any, range]]) -> Iterator[tuple[Any, int]]:
+    """Yield the objects of `mmap.mmap` that have anonymous memory, and how much of it the program has touched.
+
+    Files and shared memory are not Python objects: they are in rows of their own.
+    """
+    if not mapped:
+        return
+    residency = Residency(read_mappings(os.getpid()), os.getpid())
+    for obj, memory in mapped:
+        if nbytes := residency.bytes_of_use(memory, Use.ANONYMOUS):
+            yield obj, nbytes
+
+
 def _bytes_in_malloc(blocks: NDArray[np.int64]) -> int:
     """Return the bytes that malloc takes for some blocks: with a header, in steps of 16, and at least 32."""
-    return int(np.maximum((blocks[blocks > 0] + 8 + 15) // 16 * 16, 32).sum())
+    return int(np.maximum((blocks[blocks > 0] + _MALLOC_HEADER_BYTES + 15) // 16 * 16, 32).sum())
 
 
 def _bytes_of_shapes(arrays: Iterable[Any], number: int) -> NDArray[np.int64]:
@@ -244,8 +281,9 @@ class _Kind:
         name: the class.
         is_array: whether its objects are numpy arrays.
         has_plain_size: whether C code measures its objects, so that no code of the program runs.
+        has_ctypes_buffer: whether its objects are values of `ctypes` with memory beside the object.
         shows_address: whether the address of an object's large block is known.
-        bytes_of_object: bytes of the object outside its large block.
+        bytes_of_object: bytes of the object outside its large block; 0 if the object is in such a block itself.
         most_small_bytes: larger blocks come from malloc.
     """
 
@@ -254,9 +292,12 @@ class _Kind:
         self.is_array = any(base is np.ndarray for base in _MRO(cls))
         is_one_block = any(base is each for base in _MRO(cls) for each in _IN_ONE_BLOCK)
         self.has_plain_size = _has_plain_size(cls)
+        self.has_ctypes_buffer = has_ctypes_buffer(cls)
         self.shows_address = self.is_array or cls is str or cls is bytes
-        header_bytes = _GC_HEADER_BYTES if _FLAGS(cls) & _HAS_GC else 0
-        self.bytes_of_object = 0 if is_one_block else _BASIC_BYTES(cls) + header_bytes
+        own_bytes = _BASIC_BYTES(cls) + (_GC_HEADER_BYTES if _FLAGS(cls) & _HAS_GC else 0)
+        # such an object comes from malloc itself, as `random.Random` does
+        is_large = own_bytes > _MOST_SMALL_BYTES and not self.is_array
+        self.bytes_of_object = 0 if is_one_block or is_large else own_bytes
         self.most_small_bytes = 0 if self.is_array else _MOST_SMALL_BYTES  # numpy always calls malloc
 
     def address(self, obj: Any) -> int:

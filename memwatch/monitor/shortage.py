@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import html
 import json
 import os
@@ -31,10 +32,18 @@ from memwatch.monitor.process import of_process
 from memwatch.monitor.process import record_of as record_of_process
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.processes import OTHER_PROCESS, TOO_LARGE, reserved_text
+from memwatch.words.processes import (
+    NO_CHANGE_FOR_RAISED,
+    OTHER_PROCESS,
+    RAISED,
+    REQUEST_FAILED,
+    TOO_LARGE,
+    TOO_LARGE_UNKNOWN,
+    reserved_text,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from memwatch.devices.adapters import Reserved
     from memwatch.monitor.limits import Limit
@@ -78,6 +87,10 @@ class Shortage:
         in_process: whether that was another process. The other attributes then describe this process, whose memory
             did not run out.
         is_of_host: whether the memory of the host ran out, not that of an accelerator.
+        is_memory_error: whether the error is a `MemoryError` without the size of a request.
+        is_raised: whether a `raise` statement raised the error, and not an allocator.
+        free_bytes: the memory that was free when the process was largest; None if it is not known.
+        peak_bytes: the most memory that the process had in RAM; None if it is not known.
         limits: the limits on the process, the limit with the least room first.
         reserved: the memory that the caching allocator of each device holds.
         rows: the memory of the process; None if it could not be read.
@@ -96,6 +109,10 @@ class Shortage:
     in_worker: bool = False
     in_process: bool = False
     is_of_host: bool = True
+    is_memory_error: bool = False
+    is_raised: bool = False
+    free_bytes: int | None = None
+    peak_bytes: int | None = None
     limits: list[Limit] = field(default_factory=list)
     reserved: dict[str, Reserved] = field(default_factory=dict)
     rows: ProcessRows | None = None
@@ -112,6 +129,10 @@ class Shortage:
         failure = Failure.of(error)
         self.asked_bytes, self.in_worker = failure.asked_bytes, failure.in_worker
         self.in_process, self.is_of_host = failure.in_process, is_of_host(error)
+        self.is_memory_error = (
+            isinstance(error, MemoryError) and not failure.by_limit and not failure.in_worker
+        )
+        self.is_raised = _is_raised(error)
         # Python stores no text for numpy's error: only its own `__str__` makes one
         text = str(error) if is_of_numpy(error) else BaseException.__str__(error)
         lines = text.strip().splitlines()
@@ -179,20 +200,35 @@ class Shortage:
         return self.asked_bytes > min(rooms) + sum(each.saved_bytes for each in self._possible_changes)
 
     @property
+    def is_far_from_limits(self) -> bool:
+        """Whether more memory was free than the process ever had.
+
+        Then one request was larger than all that, or the program raised the error itself. The size of the request is
+        not known, so no change can be compared with it.
+        """
+        if not self.is_memory_error or self.asked_bytes is not None or self.limit is not None:
+            return False
+        return None not in (self.free_bytes, self.peak_bytes) and (self.free_bytes or 0) >= (
+            self.peak_bytes or 0
+        )
+
+    @property
     def changes(self) -> list[Change]:
         """The changes that would have left room, by the saved bytes, largest first."""
         # if another process ran out of memory, changes of this process would not have helped it
-        return [] if self.in_process or self.is_too_large else self._possible_changes
+        is_hopeless = self.in_process or self.is_too_large or self.is_far_from_limits
+        return [] if is_hopeless else self._possible_changes
 
     @property
     def _possible_changes(self) -> list[Change]:
         # memory of the host is no help to an accelerator that ran out, nor the reverse
         devices = [device for device in self.devices if is_host(device) == self.is_of_host]
         found: list[Change] = []
+        containers = {holder: nbytes for _, holder, _, nbytes in reversed(self.large_containers)}
         for device in devices:
             groups = [group for group in self.live.groups if group.device == device]
             where = "" if device == CPU else f" on {device}"
-            found += [*_changes_of_training(groups, where), *_changes_of_holders(groups, where)]
+            found += [*_changes_of_training(groups, where), *_changes_of_holders(groups, where, containers)]
         total = sum(group.nbytes for group in self.live.groups if group.device in devices)
         if not self.is_of_host:
             found += self._changes_of_pieces()
@@ -257,8 +293,15 @@ def _changes_of_training(groups: list[Group], where: str) -> list[Change]:
     ]
 
 
-def _changes_of_holders(groups: list[Group], where: str) -> list[Change]:
-    """Return a change for each holder of a kept graph, and for each holder of memory that is not of training."""
+def _changes_of_holders(groups: list[Group], where: str, containers: Mapping[str, int]) -> list[Change]:
+    """Return a change for each holder of a kept graph, and for each holder of memory that is not of training.
+
+    Args:
+        groups: the tensors, arrays and buffers of a device.
+        where: the device, in words.
+        containers: the bytes of the large containers by their holders. They have changes of their own, which also save
+            the arrays and the buffers in the container.
+    """
     kept_graphs = [
         Change(f"detach the tensors{where} that keep autograd's graph: {group.holder}", SAVED, group.nbytes)
         for group in groups
@@ -267,8 +310,21 @@ def _changes_of_holders(groups: list[Group], where: str) -> list[Change]:
     return kept_graphs + [
         Change(f"free earlier, or move elsewhere{where}: {group.holder}", group.category, group.nbytes)
         for group in groups
-        if group.category in (OTHER, ARRAY, OBJECT) and group.holder != NOBODY
+        if group.category in (OTHER, ARRAY, OBJECT)
+        and group.holder != NOBODY
+        and not (group.category != OTHER and containers.get(group.holder, 0) >= group.nbytes)
     ]
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Return whether a `raise` statement of Python code raised an error. C code fails in another instruction."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code = trace.tb_frame.f_code.co_code
+    return 0 <= trace.tb_lasti < len(code) and code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 _SHORT: Final = 4  # most rows of a list in the note on an error; a guess
@@ -276,12 +332,14 @@ _LONG: Final = 12  # most rows of a list in the report; a guess
 _SIZE: Final = 12  # characters of the column with the sizes
 
 
-NOTE: Final = "memwatch: memory ran out"
-"""The first words of the note."""
+NOTES: Final = tuple(f"memwatch: {text}" for text in ("memory ran out", RAISED, REQUEST_FAILED))
+"""The first words of the notes."""
 
 
 def head_of(found: Shortage) -> str:
     """Return the sentence on what happened."""
+    if found.is_far_from_limits:
+        return RAISED if found.is_raised else REQUEST_FAILED
     if found.limit is None:
         asked = (
             ""
@@ -372,6 +430,9 @@ def _changes(found: Shortage, most: int) -> list[str]:
     changes = found.changes
     if found.is_too_large and found.asked_bytes is not None:
         return [TOO_LARGE.format(asked=format_bytes(found.asked_bytes))]
+    if found.is_far_from_limits and found.free_bytes is not None:
+        free = format_bytes(found.free_bytes)
+        return [(NO_CHANGE_FOR_RAISED if found.is_raised else TOO_LARGE_UNKNOWN).format(free=free)]
     if not changes:
         return ["memwatch knows no change that would have left room"]
     return [

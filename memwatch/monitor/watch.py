@@ -413,7 +413,7 @@ class Monitor:
         self._tensors_at_start = ids_of_tensors()
         tensors = tensor_memory()
         rows = self._rows(tensors)
-        self._native_at_start = rows.nbytes(NATIVE)
+        self._native_at_start = rows.nbytes(NATIVE) + rows.nbytes(NATIVE_AT_START)
         self._paths_at_start = rows.by_path
         before_s = time.thread_time()
         rows = self._rows(tensors)

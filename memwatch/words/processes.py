@@ -84,6 +84,9 @@ PARTS: Final = {
     "other_bytes": "without a known cause",
 }
 """The columns of the table `process` that sum to RSS, in words."""
+ASK_PROCESS: Final = "; `memwatch.process_memory()` in the program shows more of the causes"
+_MUCH_UNKNOWN: Final = 0.1
+"""With a larger share of RSS without a known cause, the sentence names `process_memory`. A guess."""
 _LEAST_SHARE: Final = 0.01
 """Smaller parts are summed up. A guess."""
 
@@ -100,7 +103,9 @@ def parts_text(rss_bytes: int, parts: Mapping[str, int]) -> str:
         f"{format_bytes(parts[name])} {PARTS[name]}" for name in sorted(shown, key=lambda name: -parts[name])
     ]
     rest = sum(nbytes for name, nbytes in parts.items() if name not in shown)
-    return f"RSS {format_bytes(rss_bytes)}: {', '.join([*told, *([f'{format_bytes(rest)} more'] if rest else [])])}"
+    told += [f"{format_bytes(rest)} more"] if rest else []
+    hint = ASK_PROCESS if parts.get("other_bytes", 0) > _MUCH_UNKNOWN * rss_bytes else ""
+    return f"RSS {format_bytes(rss_bytes)}: {', '.join(told)}{hint}"
 
 
 class ReservedBytes(Protocol):
@@ -189,12 +194,52 @@ GAVE_WAY_KIND: Final = "ended"
 GAVE_WAY: Final = "the program opened a memwatch.profile() block of its own, and this recording ended there"
 NOT_ENDED: Final = "memwatch: the block has no profile, because ending the recording failed: {why}"
 LARGE_OBJECTS: Final = "{size} of this growth in {objects} held by {holder}"
+LARGEST_OBJECTS: Final = (
+    "{size} of this growth in {held:,} of the {sampled:,} largest of {number:,} objects, held by {holder}"
+)
+
+
+def large_objects_text(nbytes: int, held: int, sampled: int, number: int, holder: str) -> str:
+    """Return who holds large objects that are new or grew.
+
+    Args:
+        nbytes: the new bytes that the holder has.
+        held: how many objects it has.
+        sampled: how many objects were searched, the largest ones.
+        number: how many objects there are.
+        holder: the holder.
+    """
+    size = format_bytes(nbytes)
+    if sampled == number:
+        return LARGE_OBJECTS.format(size=size, objects=counted(held, "object"), holder=holder)
+    return LARGEST_OBJECTS.format(size=size, held=held, sampled=sampled, number=number, holder=holder)
+
+
+HELD_OBJECTS: Final = "{held} of {sampled} `{kind}` that were looked at are held by {holder}"
+GREW: Final = "{more:+,} `{name}` ({size})"
+GREW_IN_PLACE: Final = "`{name}` +{size} (the objects grew in their place)"
+GREW_WITH_FEWER: Final = "`{name}` +{size} (but {fewer:,} objects fewer)"
+"""Large objects have come, and more of the small ones have gone."""
+
+
+def grown_type_text(name: str, more: int, nbytes: int) -> str:
+    """Return how many objects and bytes of a type there are more than at the start."""
+    size = format_bytes(nbytes)
+    if more > 0:
+        return GREW.format(more=more, name=name, size=size)
+    if more == 0:
+        return GREW_IN_PLACE.format(name=name, size=size)
+    return GREW_WITH_FEWER.format(name=name, size=size, fewer=-more)
+
+
 NEW_ENTRIES: Final = "{added:,} new entries (about {size}) in the `{kind}` held by {holder}"
 GROWN_CONTAINERS: Final = (
     "{count} of the containers that grew most (about {size} together) are held by {holder}"
 )
+HOW_AT_MONITOR: Final = "what is left of the row native of when the monitor began"
+HOW_AT_IMPORT: Final = "mallinfo2 when torch had been imported, without the blocks of Python objects"
 _EXPLAINED: Final = "{share:.0f} % of RSS explained"
-_FROM_START: Final = ", {share:.0f} % of it native memory from before the monitor, whose cause is not known"
+_FROM_START: Final = ": {known:.0f} % by its cause, and {share:.0f} % is native memory from the start"
 _LEAST_START: Final = 0.005
 """A smaller share would be printed as 0 %."""
 
@@ -204,12 +249,13 @@ def coverage_text(coverage: float, start_share: float) -> str:
 
     Args:
         coverage: the share of RSS in rows that name a cause.
-        start_share: the share of RSS that was native memory when the monitor began. It is part of `coverage`.
+        start_share: the share of RSS that was native memory at the start. It is part of `coverage`.
     """
     text = _EXPLAINED.format(share=100 * coverage)
     if start_share < _LEAST_START:
         return text
-    return text + _FROM_START.format(share=100 * start_share / coverage)
+    whole, share = round(100 * coverage), round(100 * start_share)
+    return text + _FROM_START.format(known=whole - share, share=share)
 
 
 NOT_WRITTEN: Final = "there is no report, because of this: {why}"
@@ -252,3 +298,21 @@ OTHER_PROCESS: Final = (
     "memory of the other one is not known"
 )
 TOO_LARGE: Final = "no change would have left room: the request itself is the problem ({asked} in one piece)"
+RAISED: Final = "the program raised a MemoryError itself, and no limit of memory was near"
+REQUEST_FAILED: Final = "a request for memory failed, and no limit of memory was near"
+NO_CHANGE_FOR_RAISED: Final = (
+    "memwatch suggests no change: {free} of memory were still free when this process was largest"
+)
+TOO_LARGE_UNKNOWN: Final = (
+    "no change would have left room: the request itself is the problem (its size is not known; {free} of memory were "
+    "still free when this process was largest)"
+)
+HAS_ENDED: Final = "process {pid} has ended"
+NOT_READABLE: Final = "process {pid} belongs to another user or may not be traced; "
+AS_ITS_USER: Final = "run memwatch as its user, or as root"
+AS_ROOT: Final = "you are root, but this container or sandbox lacks the capability CAP_SYS_PTRACE"
+
+
+def not_readable_text(pid: int, *, is_root: bool) -> str:
+    """Return why a process cannot be read."""
+    return NOT_READABLE.format(pid=pid) + (AS_ROOT if is_root else AS_ITS_USER)

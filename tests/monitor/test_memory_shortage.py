@@ -14,6 +14,7 @@ import pytest
 import memwatch
 from memwatch.devices import is_out_of_memory
 from memwatch.devices.adapters import Reserved
+from memwatch.errors import MemoryLimitError
 from memwatch.monitor import live_memory as live_memory_module
 from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
 from memwatch.monitor.live_memory import NOBODY, Container, Group, LiveMemory, live_memory
@@ -147,6 +148,103 @@ def test_a_request_that_no_change_makes_possible_is_the_problem_itself(code, fre
     assert "free earlier" not in text + done.stderr
     if "np" in code:
         assert record["error"].startswith("_ArrayMemoryError: Unable to allocate 128. TiB for an array")
+
+
+@pytest.mark.parametrize(
+    ("code", "head", "advice"),
+    [
+        (
+            "bytes(10**15)",
+            "a request for memory failed",
+            "the request itself is the problem (its size is not known",
+        ),
+        (
+            "raise MemoryError('too many tokens')",
+            "the program raised a MemoryError itself",
+            "memwatch suggests no change",
+        ),
+    ],
+)
+def test_an_error_far_from_all_limits_has_no_changes(code, head, advice, fresh_python, tmp_path):
+    done = fresh_python(ALONE, code)
+    text, record = (tmp_path / "run.oom.txt").read_text(), record_in(tmp_path)
+    assert text.startswith(f"memwatch: {head}, and no limit of memory was near\n")
+    assert advice in text
+    assert record["changes"] == []
+    assert "ran out" not in text + done.stderr
+
+
+def shortage(error, **facts):
+    found = Shortage(
+        live=LiveMemory(groups=[Group("cpu", "other tensors", "local `kept`", 64 * MIB)]), **facts
+    )
+    found.set_error(error)
+    return found
+
+
+def test_an_error_close_to_a_limit_has_changes():
+    far, near = (
+        {"free_bytes": 900 * MIB, "peak_bytes": 500 * MIB},
+        {"free_bytes": 100 * MIB, "peak_bytes": 500 * MIB},
+    )
+    assert not shortage(MemoryError(), **far).changes
+    assert shortage(MemoryError(), **near).changes
+    assert shortage(MemoryError(), free_bytes=None, peak_bytes=500 * MIB).changes
+    assert shortage(MemoryLimitError("the block may take 64 MiB"), **far).changes
+    with_size = RuntimeError(
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1048576 bytes."
+    )
+    assert shortage(with_size, **far).changes
+
+
+def test_the_peak_of_the_process_counts_for_the_free_memory(tmp_path, monkeypatch):
+    """A failed call has freed its memory when the error arrives."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    folder = control_group(tmp_path, 2, usage_mib=300)
+    status = tmp_path / "proc/self/status"
+    status.write_text("Name:\tx\nVmPeak:\t 999 kB\nVmHWM:\t 204800 kB\nVmRSS:\t 204800 kB\n")
+    assert MemoryLimits(tmp_path).free_at_peak_bytes() == 700 * MIB
+    status.write_text("Name:\tx\nVmPeak:\t 999 kB\nVmHWM:\t 819200 kB\nVmRSS:\t 204800 kB\n")
+    assert MemoryLimits(tmp_path).free_at_peak_bytes() == 100 * MIB
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    (tmp_path / "proc/sys/vm/overcommit_memory").write_text("2\n")
+    assert MemoryLimits(tmp_path).free_at_peak_bytes() is None
+    assert folder.exists()
+
+
+def test_arrays_in_a_container_are_in_one_change():
+    groups = [
+        Group("cpu", "numpy arrays", holder, 64 * MIB) for holder in ("global `replay`", "global `mean`")
+    ]
+    found = Shortage(live=LiveMemory(groups, [Container("list", "global `replay`", 64, 65 * MIB)]))
+    assert [each.change.rpartition("global ")[2] for each in found.changes] == ["`replay`", "`mean`"]
+
+
+FAILED_SEARCH = """
+import gc, torch
+from memwatch.heap import snapshot
+from memwatch.monitor.live_memory import live_memory
+
+class Index:
+    def __init__(self):
+        self.postings = {i: [i, (i, str(i))] for i in range(100_000)}
+
+index = Index()
+
+def fail(*_, **__):
+    raise MemoryError
+
+snapshot.Snapshot._build = fail
+print(live_memory().containers[0].holder)
+print(sum(type(obj) is snapshot.Snapshot for obj in gc.get_objects()))
+"""
+
+
+def test_a_search_without_memory_for_it_leaves_no_objects_and_accuses_the_program(fresh_python):
+    done = fresh_python(FAILED_SEARCH)
+    holder, left = done.stdout.splitlines()
+    assert holder == "global `index` of module __main__, attribute .postings of Index", done.stderr
+    assert left == "0"
 
 
 @pytest.mark.parametrize("is_of_host", [True, False])

@@ -51,7 +51,7 @@ def test_the_row_and_the_holder_of_a_growing_program_are_named(name, tmp_path):
     assert program.holder in report, report
     assert coverage >= (0.85 if program.row == "native" else 0.95), report
     assert ("native=1 names the library" in report) == (program.row == "native")  # malloc is not sampled here
-    assert "% of it native memory from before the monitor" in report
+    assert "% is native memory from the start" in report
     assert "per 1,000 steps" in report
 
 
@@ -470,9 +470,14 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
 
 
 NEW_OBJECTS = """
-import array, io, sys, threading, numpy as np, torch
+import array, collections, io, mmap, sys, threading, numpy as np, torch
 from memwatch.monitor.examine import python_objects
 from memwatch.monitor.objects import python_memory
+from memwatch.reserve import Reserve
+
+class Node:
+    def __init__(self, depth):
+        self.children = [Node(depth - 1) for _ in range(2 * (depth > 0))]
 
 class Connection:
     def __init__(self):
@@ -522,6 +527,27 @@ for _ in range(8):
     started.acquire()
 """,
     ),
+    # the reserve for the report on a lack of memory is 128 MiB, which nobody touches
+    "large buffers beside the reserve": (
+        "8.00 MiB of this growth in 8 objects held by global `images`",
+        "reserve = Reserve(1 << 27); reserve.take(); images = collections.deque(bytearray(1 << 20) for _ in range(8))",
+    ),
+    "memory of mmap": (
+        "8.00 MiB of this growth in 1 object held by global `space`",
+        "space = mmap.mmap(-1, 1 << 27, flags=34); space[: 8 << 20] = bytes(8 << 20)",
+    ),
+    "more large objects than are searched": (
+        "64.00 MiB of this growth in 64 of the 64 largest of 100 objects, held by global `images`",
+        "images = [bytearray(1 << 20) for _ in range(100)]",
+    ),
+    "an array that grows in its place": (
+        "`array.array` +8.00 MiB (the objects grew in their place)",
+        "samples.frombytes(bytes(8 << 20))",
+    ),
+    "a few large trees": (
+        " that were looked at are held by global `trees` of module __main__",
+        "trees = [Node(10) for _ in range(8)]",
+    ),
     "fewer and larger bytes": (
         " objects fewer)",
         "del small_ones; large = [bytes(bytearray(1 << 20)) for _ in range(8)]",
@@ -560,3 +586,46 @@ def test_a_container_with_a_small_part_of_the_growth_is_not_named(fresh_python):
     """The growth is a linked list. No container has it."""
     done = fresh_python(UNRELATED)
     assert done.stdout == "False\n", done.stderr
+
+
+UNTOUCHED = """
+reserve = mmap.mmap(-1, 1 << 27, flags=34)
+images = [bytearray(1 << 20) for _ in range(8)]
+"""
+MAPPED_FILE = """
+open("data", "wb").write(bytes(16 << 20))
+file = open("data", "rb")
+reserve = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+sum(reserve[::4096])
+images = [bytearray(1 << 20) for _ in range(8)]
+"""
+
+
+@pytest.mark.parametrize("code", [UNTOUCHED, MAPPED_FILE], ids=["untouched", "file"])
+def test_a_mapping_without_new_memory_of_its_own_is_not_named(code, fresh_python):
+    done = fresh_python(NEW_OBJECTS, code)
+    assert "global `images`" in done.stdout, done.stdout + done.stderr
+    assert "reserve" not in done.stdout
+
+
+OLD_TREES = """
+import torch
+from memwatch.monitor.examine import python_objects
+from memwatch.monitor.objects import python_memory
+
+class Node:
+    def __init__(self, depth):
+        self.children = [Node(depth - 1) for _ in range(2 * (depth > 0))]
+
+old = [Node(12) for _ in range(4)]
+at_start = python_memory()
+new = [Node(12)]
+print(python_objects(at_start))
+"""
+
+
+def test_the_holder_of_old_objects_is_not_accused(fresh_python):
+    """Most nodes are old, so most of a sample are."""
+    done = fresh_python(OLD_TREES)
+    assert "`__main__.Node`" in done.stdout, done.stderr
+    assert "global `old`" not in done.stdout

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 
 import psutil
 import pytest
@@ -118,6 +119,23 @@ GROWING = {
             ready.acquire()
         """,
     ),
+    "objects that Python takes from malloc": (
+        "Python objects",
+        "import random; kept += [random.Random(i) for i in range(10_000)]",
+    ),
+    "objects with many slots": (
+        "Python objects",
+        "Row = type('Row', (), {'__slots__': [f'a{i}' for i in range(500)]}); kept += [Row() for _ in range(6000)]",
+    ),
+    "large buffers of ctypes": (
+        "Python objects",
+        "kept += [ctypes.create_string_buffer(b'x' * (1 << 20)) for _ in range(24)]",
+    ),
+    "buffers of ctypes": ("Python objects", "kept += [(ctypes.c_double * 500)(*range(500)) for _ in range(6000)]"),
+    "views of ctypes on native memory": (
+        "native",
+        "kept += [(ctypes.c_char * (1 << 20)).from_address(malloc(1 << 20)) for _ in range(24)]",
+    ),
     "small objects": ("Python objects", "kept += [[i] for i in range(280_000)]"),
     "native, small blocks": ("native", "kept += [malloc(2000) for _ in range(12_000)]"),
     "native, a large block": ("native", "kept.append(malloc(24 << 20))"),
@@ -225,6 +243,53 @@ def test_the_blocks_of_the_shapes_of_small_arrays_are_counted(fresh_python):
     assert float(done.stdout) == pytest.approx(1.0, abs=0.05)
 
 
+OWN_ARRAYS = """
+import numpy as np
+from memwatch.monitor.objects import python_memory
+
+python_memory()
+found = []
+
+def keep_large(obj, nbytes):
+    if type(obj) is np.ndarray:
+        found.append(nbytes)
+
+python_memory(keep_large=keep_large)
+print(max(found, default=0) < 1 << 18)
+"""
+
+
+def test_the_search_finds_no_array_of_its_own(fresh_python):
+    done = fresh_python(OWN_ARRAYS)
+    assert done.stdout == "True\n", done.stderr
+
+
+COVERAGE = """
+import sys
+{imports}
+from memwatch.monitor.rows import rows_of
+found = rows_of(children=False)
+print(found.coverage, found.nbytes("native, at start") >> 20)
+"""
+
+
+@pytest.mark.parametrize("imports", ["import torch, memwatch", "import memwatch, torch"])
+def test_the_native_memory_of_torch_is_explained(imports):
+    # not a fork, which has the memory of the tests
+    code = [sys.executable, "-c", COVERAGE.format(imports=imports)]
+    done = subprocess.run(code, capture_output=True, text=True, check=False)
+    coverage, at_start_mib = done.stdout.split()
+    assert float(coverage) >= 0.95, done.stderr
+    assert int(at_start_mib) > 20
+
+
+def test_without_the_figure_of_malloc_the_memory_of_torch_is_native(monkeypatch):
+    monkeypatch.setattr(rows, "malloc_bytes_at_import", lambda: None)
+    found = rows.rows_of(children=False)
+    assert not found.nbytes(rows.NATIVE_AT_START)
+    assert found.nbytes(rows.NATIVE)
+
+
 SUBCLASS = """
 import numpy as np
 from memwatch.monitor.objects import python_memory
@@ -305,6 +370,20 @@ def test_a_fork_shares_its_tensors_until_it_writes(fresh_python):
     assert 4 * MIB <= written <= second
 
 
+TWO_WAIT = """
+from memwatch.children import when_torch_is_imported
+when_torch_is_imported(lambda: print("one"))
+when_torch_is_imported(lambda: print("two"))
+import torch
+print(torch.ones(1).item())
+"""
+
+
+def test_two_may_wait_for_the_import_of_torch(fresh_python):
+    done = fresh_python(TWO_WAIT)
+    assert sorted(done.stdout.split()) == ["1.0", "one", "two"], done.stderr
+
+
 @pytest.fixture
 def other_process():
     """Return a process of a Python that has no torch, and has made 8 MiB."""
@@ -374,6 +453,26 @@ def test_ps_shows_the_growth_between_two_readings(living_process, shell_memwatch
     assert (listed["growth_bytes"] > 3 * MIB) == grows
 
 
+def test_ps_says_that_a_process_ended_between_two_readings(shell_memwatch):
+    code = "import time; print('ready', flush=True); time.sleep(4)"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        threading.Thread(target=process.wait, daemon=True).start()  # no zombie is left
+        done = shell_memwatch("ps", "--seconds", "6", str(process.pid))
+    assert f"process {process.pid} has ended" in done.stderr
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_the_reason_for_no_reading_fits_the_user(is_root, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError
+
+    monkeypatch.setattr(mappings, "open", refuse, raising=False)
+    monkeypatch.setattr(mappings.os, "geteuid", lambda: 0 if is_root else 1000)
+    with pytest.raises(ProcessError, match="CAP_SYS_PTRACE" if is_root else "or as root"):
+        mappings.read_mappings(1)
+
+
 def test_ps_prints_the_growth(other_process, shell_memwatch):
     pid = str(other_process.pid)
     done = shell_memwatch("ps", "--seconds", "0.1", pid)
@@ -406,6 +505,7 @@ def test_ps_says_what_is_wrong(shell_memwatch):
         (["ps", "4194303"], "there is no process 4194303"),
         (["ps", "train.py"], "'train.py' is no process"),
         (["ps", "0"], "'0' is no process"),
+        (["ps", "١٢٣"], "'١٢٣' is no process"),
         (["ps", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
         (["ps", "--seconds", "-1"], "'-1' is not a number of seconds above 0"),
     ):
