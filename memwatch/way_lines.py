@@ -272,6 +272,7 @@ def without_graph(forward, *args, **kwargs):
 {model}.forward = update_wrapper(partial(without_graph, {model}.forward), {model}.forward, ())
 """,
     "unread_gradients": """\
+# before an optimizer gets these parameters, call requires_grad_(True) for them
 for name in {names}:
     {model}.get_submodule(name).requires_grad_(False)
 """,

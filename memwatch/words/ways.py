@@ -25,7 +25,9 @@ LOSS_IN_PARTS: Final = "compute the logits of `{name}` and the cross entropy par
 OFFLOAD: Final = "move to the host the tensors that {count} modules save for backward: {names}"
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
-UNREAD_GRADIENTS: Final = "compute no gradients for {names}, because nobody reads them"
+UNREAD_GRADIENTS: Final = (
+    "compute no gradients for {names}: no optimizer has these parameters, and nobody reads the gradients"
+)
 IN_PLACE: Final = "let activation modules write over their input: {names}"
 AUTOCAST: Final = "run {names} under autocast, in bfloat16"
 FLOAT32: Final = "let {names} compute in float32, not in float64"
@@ -59,9 +61,6 @@ COUNTED_TARGETS: Final = (
 )
 NO_GRADIENTS: Final = (
     "the results then have no gradients; torch.inference_mode works too if autograd reads none of them"
-)
-NOT_IN_OPTIMIZER: Final = (
-    "no optimizer that stepped in the recording has these parameters, and none may get them later"
 )
 INPUT_IS_GONE: Final = "code that keeps the input of an activation finds the result in it"
 LESS_PRECISION: Final = (

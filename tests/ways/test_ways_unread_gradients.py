@@ -65,6 +65,7 @@ def test_a_reference_model_needs_no_gradients():
     (way,) = ways.to_dict("records")
     assert way["basis"] == "simulated"
     assert way["time_ratio"] < 1
+    assert way["decision"] == ""  # so its code is the one that the summary shows
     exec(way["lines"], names)
     assert names["reference"][0][0].weight.requires_grad is False
     assert names["policy"][0][0].weight.requires_grad is True
