@@ -204,8 +204,19 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
     elif has_ways:
         parts += ["", *_ways(reading, max(rows // 2, 2), with_code=content.with_code)]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
-        parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
+        parts += ["", _no_way(reading)]
     return parts
+
+
+_MUCH_SAVED_RATIO: Final = 0.5
+"""Share of the peak from which checkpoints by hand are worth a sentence. A guess."""
+
+
+def _no_way(reading: Reading) -> str:
+    text = ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")
+    ratio = saved_for_backward(reading).share_ratio
+    may_checkpoint = ratio >= _MUCH_SAVED_RATIO and recomputed(reading) is None
+    return ways.BY_HAND.format(no_way=text, saved=f"{100 * ratio:.0f} %") if may_checkpoint else text
 
 
 def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableType]:

@@ -82,6 +82,11 @@ BESIDE_GROWTH: Final = (
     "only."
 )
 NO_WAY: Final = "memwatch knows no change that would lower the peak by {share} or more"
+BY_HAND: Final = (
+    "{no_way}. But autograd keeps {saved} of it for the backward: put parts of your forward into functions, and call "
+    "them through torch.utils.checkpoint.checkpoint"
+)
+"""For a forward that memwatch cannot change from outside, such as one without repeated modules."""
 TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "to {peak} ({share} less)"
@@ -93,10 +98,10 @@ PLACE: Final = "# before the training loop"
 PLACE_AT_TOP: Final = "# at the top of the file that computes the loss"
 PLACE_IN: Final = "# in {function}, before the training loop"
 STANDS_FOR: Final = "# {word} stands for your {word}"
-LINES_ELSEWHERE: Final = "The code has {count:,} lines: prof.ways in Python, or memwatch summary --json"
+LINES_ELSEWHERE: Final = "The code has {count:,} lines: memwatch report shows it (in Python: prof.ways)"
 """In place of the code, where it is much longer than a screen."""
-MORE_LINES: Final = "Code for the others: prof.ways in Python, or memwatch summary --json"
-MORE_WAYS: Final = "{count:,} more, and the code of each: prof.ways in Python, or memwatch summary --json"
+MORE_LINES: Final = "Code for the others: memwatch report shows it (in Python: prof.ways)"
+MORE_WAYS: Final = "{count:,} more; memwatch report shows the code of each (in Python: prof.ways)"
 
 
 COMPILED: Final = (

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import report_readings
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch.analysis.facts.reserved import ReservedBytes
@@ -354,3 +355,26 @@ def test_nothing_is_said_of_memory_for_backward_that_hardly_takes_any(nbytes):
         del kept, peak
         loss.backward()
     assert ("Kept only for backward: " in summary(prof, width=200)) == (nbytes > 4)
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_where_no_change_is_known_a_forward_that_saves_much_is_said_to_need_checkpoints_by_hand(checkpoints):
+    """A program without modules has no blocks that a change could name. One that checkpoints already knows how to."""
+    weight = torch.randn(32, 32, requires_grad=True)
+
+    def forward(x):
+        for _ in range(12):
+            x = (x @ weight).sin()
+        return x
+
+    def step(x):
+        out = checkpoint(forward, x, use_reentrant=False) if checkpoints else forward(x)
+        out.square().mean().backward()
+
+    with memwatch.profile() as prof:
+        for _ in range(2):
+            step(torch.randn(2048, 32))
+    text = " ".join(prof.summary().split())
+    assert "memwatch knows no change that would lower the peak" in text
+    assert ("put parts of your forward into functions" in text) is not checkpoints
