@@ -53,7 +53,7 @@ ROWS_BY_SPARSE_ADAM: Final = (
 NO_LOGITS: Final = "the loss rounds a little differently"
 INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
 BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
-OTHER_DROPOUT: Final = "; dropout draws other random numbers for the parts than for the whole batch"
+OTHER_DROPOUT: Final = "; dropout draws other random numbers"
 EACH_PART: Final = "; the forward of each part changes {names}"
 COUNTED_TARGETS: Final = (
     "; cross entropy ignores targets that equal ignore_index: "

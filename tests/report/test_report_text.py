@@ -290,7 +290,7 @@ def test_ways_that_could_not_be_measured_are_told_once_below_the_table():
     row |= {"under_limit": False, "kept": False, "failure": "too few steps"}
     text = ways_text(pd.DataFrame([row | {"way": "one"}, row | {"way": "two"}]), 1 << 20, width=80)
     assert text.count("too few steps") == 1
-    assert "one; two: too few steps" in text
+    assert "one, two not measured: too few steps" in text
 
 
 def _two_instants(*, keeps):
