@@ -80,7 +80,7 @@ INDENT: Final = 4
 _MOST_CODE_LINES: Final = 40
 """Code of so many lines is shown even if the summary then has more lines than a screen. An optimizer that steps in the
 backward with fused=True has 34 lines. Only the loss in parts has more than this limit, over 100."""
-_EXPLAINED_RATIO: Final = 0.01
+_EXPLAINED_RATIO: Final = 0.03
 """A guess: the name of a category with a smaller share of the peak is not explained."""
 
 

@@ -335,8 +335,8 @@ HOLDER = "`blocks.0.mlp.2.weight` .grad (inferred: found in this role later)"
 
 
 @pytest.mark.words
-@pytest.mark.parametrize(("share_ratio", "is_explained"), [(0.02, True), (0.001, False)])
-def test_a_category_of_one_percent_is_explained(share_ratio, is_explained):
+@pytest.mark.parametrize(("share_ratio", "is_explained"), [(0.04, True), (0.01, False)])
+def test_a_category_of_a_few_percent_is_explained(share_ratio, is_explained):
     large = {"born": 1, "nbytes": 1 << 20, "category": "parameter", "line": "train.py:1"}
     lives = [large, large | {"nbytes": int(share_ratio * (1 << 20)), "category": "held"}]
     told = summary(report_readings.from_lives(lives), width=200)
