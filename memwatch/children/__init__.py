@@ -26,23 +26,28 @@ def when_torch_is_imported(then: Callable[[], object]) -> None:
 
 
 class _TorchFinder:
-    """Finds torch once, as Python would find it anyway, and calls a function after the import.
+    """Finds torch as Python would find it anyway, and calls a function at the end of its import.
 
-    It has no base class: `importlib.abc` takes longer to import than the rest of `import memwatch`.
+    It stays until torch is imported: a library may look torch up long before, as `importlib.util.find_spec("torch")`
+    does. It has no base class, because `importlib.abc` takes longer to import than the rest of `import memwatch`.
     """
 
     def __init__(self, then: Callable[[], object]) -> None:
         self._then = then
+        self._is_looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != "torch" or self._is_looking:
             return None
         import importlib.util
 
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_looking = False
         loader: Any = None if spec is None else spec.loader
         if hasattr(loader, "exec_module"):
             load = loader.exec_module
@@ -50,6 +55,7 @@ class _TorchFinder:
             def exec_module(module: ModuleType) -> None:
                 vars(loader).pop("exec_module", None)  # a second finder may have removed it
                 load(module)
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
                 self._then()
 
             loader.exec_module = exec_module
