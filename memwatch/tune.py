@@ -83,7 +83,7 @@ def tune(
         source: what `profile()` or `load()` gave, or the path of a capture or of torch's memory snapshot. The program
             may have run on a CPU, on a GPU or on fake tensors.
         device_memory: the memory of the device that torch can use, as `"80 GiB"`. By default the device never fills up.
-        settings: the settings to try beside the default, as `["max_split_size_mb:128"]`; by default about 35, and
+        settings: the settings to try beside the default, as `["max_split_size_mb:128"]`; by default 41, and
             then those that differ from the best in one option.
         device: the device whose tensors count, as `cuda:1`; by default the main one.
 

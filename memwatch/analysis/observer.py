@@ -165,6 +165,8 @@ def _gradient_sums(facts: Facts) -> list[ObserverEffect]:
     if not sums.any():
         return []
     nbytes = _born_in(facts, sums)
+    if not nbytes:  # of sparse gradients, which have no storage
+        return []
     if _is_estimate(facts):
         difference = "autograd makes a new tensor for each sum of gradients, and a real run adds in place"
         return [ObserverEffect((_ADD,), nbytes, _too_high(nbytes, difference))]
@@ -189,6 +191,9 @@ def _sparse_gradients(facts: Facts) -> list[ObserverEffect]:
     nbytes = _born_in(facts, copies)
     if not nbytes:
         return []
+    if _is_estimate(facts):
+        difference = "a leaf copies its sparse gradient, and a real run takes it over"
+        return [ObserverEffect((_CLONE,), nbytes, _too_high(nbytes, difference))]
     text = (
         f"under a dispatch mode leaves copy their sparse gradients: {int(copies.sum())} copies allocated "
         f"{format_bytes(nbytes)}; intercept='key' lets them take the gradients over"

@@ -84,7 +84,7 @@ class SavedScan:
         # modules, outermost first, with storages of their inputs
         self._running: list[tuple[str, set[int]]] = []
         self._seen: dict[str, set[int]] = {}  # addresses of living storages that a module saved
-        self._living: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._living: dict[int, tuple[weakref.ref[torch.UntypedStorage], list[set[int]]]] = {}
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -135,20 +135,22 @@ class SavedScan:
             storage = storage_of(tensor)
             key = 0 if storage is None else address_of_storage_of(tensor)
         if storage is not None and key not in self._own:
+            if key not in self._living:
+                self._living[key] = (weakref.ref(storage, functools.partial(self._died, key)), [])
             for name, inputs in self._running:
-                if key not in inputs and key not in self._seen[name]:
-                    self._seen[name].add(key)
+                seen = self._seen[name]
+                if key not in inputs and key not in seen:
+                    seen.add(key)
+                    self._living[key][1].append(seen)
                     by_module = self.found.by_module
                     by_module[name] = by_module.get(name, 0) + storage_bytes(storage)
-            if key not in self._living:
-                self._living[key] = weakref.ref(storage, functools.partial(self._died, key))
         return tensor
 
     @raises_later
     def _died(self, key: int, _: object) -> None:
         """Forget an address: the next step may save another storage there."""
-        self._living.pop(key, None)
-        for seen in list(self._seen.values()):
+        _, of_modules = self._living.pop(key, (None, ()))
+        for seen in of_modules:
             seen.discard(key)
 
 

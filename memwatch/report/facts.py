@@ -217,14 +217,20 @@ def growing(reading: Reading) -> Finding | None:
     return next((finding for finding in reading.findings if getattr(finding, "growth_bytes", 0)), None)
 
 
-def cut_off_text(reading: Reading) -> str:
-    """Return a sentence about a recording that ended before the program's work did; "" for a whole recording."""
+def cut_off_text(reading: Reading, *, names_error: bool = True) -> str:
+    """Return a sentence about a recording that ended before the program's work did; "" for a whole recording.
+
+    Args:
+        reading: the recording.
+        names_error: whether the class of the error is named, which may be one of the program's own.
+    """
     cut = reading.cut_off
     if cut is None:
         return ""
     ended = words.NOT_WHOLE
     if any(kind == PROGRAM_FAILED for kind, _ in reading.notes):
-        ended = words.ENDED_BY.format(error=visible(cut.error)) if cut.error else words.ENDED_WITH_ERROR
+        has_name = cut.error and names_error
+        ended = words.ENDED_BY.format(error=visible(cut.error)) if has_name else words.ENDED_WITH_ERROR
     when = ""
     if cut.iterations is not None:
         iterations = counted(cut.iterations, "iteration")

@@ -386,7 +386,7 @@ assert len(sys.meta_path) == before - 2
 
 
 def test_two_may_wait_for_the_import_of_torch_that_a_library_has_looked_up_before():
-    """transformers does that when it is imported."""
+    """The import of transformers does so."""
     done = subprocess.run([sys.executable, "-c", TWO_WAIT], capture_output=True, text=True, check=False)
     assert sorted(done.stdout.split()) == ["1.0", "one", "two"], done.stderr
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import memwatch
 from memwatch.report.facts import cut_off_text, headline
+from memwatch.report.page.model import page_model
 
 
 def train(iterations):
@@ -90,3 +91,18 @@ def test_a_recording_without_an_error_is_a_part_too(stopped):
     capture = dataclasses.replace(stopped.capture, notes=[], meta=stopped.capture.meta | {"complete": False})
     reading = memwatch.reading.Reading(capture)
     assert cut_off_text(reading).startswith("The recording has only the first part of the program, in its")
+
+
+class SecretError(Exception):
+    """An error of the program's own, whose name may say what the program does."""
+
+
+def test_a_page_without_source_does_not_name_the_error_in_its_headline():
+    prof = memwatch.profile()
+    with contextlib.suppress(SecretError), prof:
+        train(1)
+        raise SecretError
+    named, hidden = (page_model(prof, source=source)["headline"] for source in (True, False))
+    assert "SecretError" in named
+    assert "SecretError" not in hidden
+    assert "ended with an error" in hidden

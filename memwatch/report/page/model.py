@@ -122,7 +122,10 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "totals": _totals(reading),
         "devices": _devices(reading),
         "headline": " ".join(
-            filter(None, [cut_off_text(reading), visible(headline(reading)) if source else ""])
+            filter(
+                None,
+                [cut_off_text(reading, names_error=source), visible(headline(reading)) if source else ""],
+            )
         ),  # without the lines of the program, as the second sentence names one
         "peak": {
             **_peak(at, hide, source=source, has_times=is_recorded(reading, "times")),
