@@ -27,7 +27,7 @@ from memwatch.cli.common import (
     size,
 )
 from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
-from memwatch.errors import MemwatchError, linked_errors
+from memwatch.errors import MemwatchError, OptionError, linked_errors
 from memwatch.kinds.fit import Kind
 from memwatch.private_files import FilesOutside, PrivateFiles, PrivateFilesError
 from memwatch.words.fit import BEGINS
@@ -168,9 +168,10 @@ class Fit:
 def _kinds(text: str) -> list[str]:
     """Return the names of kinds of ways, such as `checkpoint,policy`."""
     names = text.split(",")
-    for name in names:
-        if name not in {kind.value for kind in Kind}:
-            raise argparse.ArgumentTypeError(f"fit has no way {name!r}; it has {_KINDS}")
+    try:
+        Kind.chosen(names)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return names
 
 

@@ -60,7 +60,7 @@ def _spare_others(path: Path, begins: bytes, kind: str) -> None:
             found = file.read(len(begins))
     except OSError:  # there is none, or it may not be read: a link that leads nowhere is replaced itself
         return
-    if found and found != begins:
+    if found and found.lower() != begins.lower():
         raise OutputError(
             f"{path} is not {kind}, so -f does not replace it; choose another name, or remove it first"
         )

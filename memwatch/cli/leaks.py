@@ -20,6 +20,7 @@ its end is not judged. memwatch prints what each optimizer step left behind unti
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -54,7 +55,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
     from memwatch.report.console import line_width
-    from memwatch.words.leaks import FILLING_NOTE, grow_line
+    from memwatch.words.leaks import FILLING_NOTE, NOT_SAID, grow_line
 
     found: list[Leak] = []
     at_end: list[Leak] = []
@@ -83,7 +84,11 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except BaseException as error:
         # a check in the program itself may have raised a TensorLeakError, which is then the program's failure
         if has_failed or not isinstance(error, TensorLeakError):
-            _say_what_was_seen(growth, error, settings)
+            try:
+                _say_what_was_seen(growth, error, settings)
+            except Exception as failure:  # as where standard output is full: the program's own error ends it
+                with contextlib.suppress(Exception):
+                    say(NOT_SAID.format(error=failure))
             return hide_own_frames(error)
         found = error.leaks
     # what each round adds says more than the sum at the end

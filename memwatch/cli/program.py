@@ -96,7 +96,9 @@ def say_misplaced_option(options: argparse.Namespace, ended: object) -> None:
     own = set(_OPTION.findall(usage.partition("[-m")[0]))  # the usage of the program follows
     misplaced = next((word for word in options.program[1:] if word.partition("=")[0] in own), None)
     if misplaced is not None:
-        say(f"`{misplaced}` went to the program; an option of memwatch comes before the program's name")
+        say(
+            f"`{misplaced}` went to the program; if you mean memwatch's option, put it before the program's name"
+        )
 
 
 _OPTION: Final = re.compile(r"(?<![\w-])--?\w[\w-]*")

@@ -149,7 +149,10 @@ def names_in_one_call(objects: Iterable[Any], frame: FrameType | None) -> NamesI
 
 
 def _bound_by_loops(code: CodeType) -> set[str]:
-    """Return the variables that the `for` loops of some code bind. Loops in its inner functions are not seen."""
+    """Return the variables that the `for` loops of some code bind. Loops in its inner functions are not seen.
+
+    From Python 3.12 on, the variables of its comprehensions are among them.
+    """
     bound: set[str] = set()
     is_target = False
     for each in dis.get_instructions(code):

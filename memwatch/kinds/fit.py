@@ -36,7 +36,7 @@ class Kind(Enum):
         known = {kind.value: kind for kind in cls}
         for name in names or ():
             if name not in known:
-                raise OptionError(f"fit() has no way {name!r}; it has {', '.join(known)}")
+                raise OptionError(f"fit has no way {name!r}; it has {', '.join(known)}")
         return set(cls) if names is None else {known[name] for name in names}
 
     @property

@@ -174,6 +174,11 @@ WITH_FIRST: Final = " with it"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
 NOT_JUDGED: Final = "the program ended with {cause}{after}, so memwatch did not judge its leaks{until_then}"
+END_NOT_JUDGED: Final = (
+    "the program ended with {cause}{after}, so memwatch did not judge what it still held at its end"
+)
+"""The same beside leaks of its steps."""
+NOT_SAID: Final = "what memwatch had seen until then could not be printed: {error}"
 EXIT_CODE: Final = "exit code {code}"
 AFTER_STEPS: Final = " after {steps}"
 UNTIL_THEN: Final = ". Until then no {rounds} left a graph or a hook behind"
@@ -473,8 +478,10 @@ def not_judged_line(cause: str, steps: int, places: Sequence[RoundPlace | None],
         places: where the loops begin that were searched; None for the steps of the optimizer.
         are_clean: True if none of these left anything.
     """
-    until_then = UNTIL_THEN.format(rounds=_rounds_phrase(places)) if places and are_clean else ""
     after = AFTER_STEPS.format(steps=_steps_phrase(steps)) if steps else ""
+    if not are_clean:
+        return END_NOT_JUDGED.format(cause=cause, after=after)
+    until_then = UNTIL_THEN.format(rounds=_rounds_phrase(places)) if places else ""
     return NOT_JUDGED.format(cause=cause, after=after, until_then=until_then)
 
 

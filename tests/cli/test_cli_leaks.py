@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import textwrap
 
@@ -123,11 +125,28 @@ def test_a_failed_program_has_its_traceback_and_its_names_are_not_judged(
     shown = [re.sub(r"held for .* so far", "held", each) for each in (plain.stderr, said)]
     assert shown[0] == shown[1]
     assert ours.returncode == plain.returncode
-    assert re.search(r"ended with \w+ after 9 optimizer steps, so memwatch did not judge its leaks", first)
+    not_judged = "its leaks" if detached else "what it still held at its end"
+    assert re.search(
+        rf"ended with \w+ after 9 optimizer steps, so memwatch did not judge {not_judged}", first
+    )
     assert ("Until then no optimizer step left a graph or a hook behind" in first) is bool(detached)
     assert ours.stdout.startswith("" if detached else "The program leaked ")
     assert ("with each optimizer step until it failed" in findings(ours)) is not bool(detached)
     assert "history" in ours.stdout or detached
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_failed_program_keeps_its_error_where_its_leaks_cannot_be_printed(tmp_path):
+    """As on a full disk. The twin is any failed program above."""
+    (tmp_path / "program.py").write_text(FAILING.format(detached="") + "raise KeyError('mine')")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "memwatch", "leaks", "program.py"],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.endswith("KeyError: 'mine'\n")
+    assert "could not be printed: cannot write to standard output" in done.stderr
 
 
 LOOP = """

@@ -256,7 +256,9 @@ def test_an_option_of_memwatch_behind_a_program_that_refuses_it_is_told(
     (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
     done = shell_memwatch("run", "train.py", *words)
     assert done.returncode == 2
-    told = f"`{words[0]}` went to the program; an option of memwatch comes before the program's name"
+    told = (
+        f"`{words[0]}` went to the program; if you mean memwatch's option, put it before the program's name"
+    )
     assert (told in done.stderr) is is_told
 
 
