@@ -289,6 +289,15 @@ def _placed_again(z, valid):
     return (z + found).square().mean()
 
 
+def _errors(z):
+    return z.square().mean(-1)
+
+
+def _weighed(z, valid, weight):
+    targets = valid.float()[..., None].expand_as(z)
+    return functional.binary_cross_entropy_with_logits(z, targets, pos_weight=weight)
+
+
 def _joined_again(z, valid):
     order = torch.cat([valid.flatten().nonzero(), (~valid).flatten().nonzero()]).squeeze(1)
     first, second = _rows(z)[valid.flatten()].tanh(), _rows(z)[~valid.flatten()].sigmoid()
@@ -305,6 +314,17 @@ _OF_PICKS = [
     (lambda z, valid, _: (z.square().mean(-1) * valid).sum() / valid.sum().clamp(min=1), False),
     (lambda z, valid, _: z[valid[:, 7]].square().mean(), False),
     (lambda z, valid, _: z.transpose(0, 1)[valid.T].square().mean(), False),
+    (lambda z, valid, _: (_errors(z) * valid).mean() / valid.float().mean(), False),
+    (lambda z, valid, _: (_errors(z) * valid).sum() * valid.sum().reciprocal(), False),
+    (lambda z, valid, _: (_errors(z) * (valid / valid.float().mean())).mean(), False),
+    (lambda z, valid, _: (_errors(z) * (valid / valid.sum())).sum(), False),
+    (lambda z, valid, _: torch.einsum("bt,bt->", _errors(z), valid.float()) / valid.sum(), False),
+    (lambda z, valid, _: _weighed(z, valid, (~valid).sum() / valid.sum()), False),
+    (lambda z, _, targets: _errors(z).mean() / targets.cumsum(0).float().std(), False),
+    (lambda z, valid, _: _weighed(z, valid, torch.tensor(3.0)), True),
+    (lambda z, valid, _: (_errors(z) * (valid / valid.float().mean(1, keepdim=True))).mean(), True),
+    (lambda z, valid, _: _errors(z).mean() + valid.float().mean(), True),
+    (lambda z, valid, _: (_errors(z), valid.sum() / valid.numel())[0].mean(), True),
     (lambda z, valid, _: (z.square().mean(-1) * valid).sum() / valid.numel(), True),
     (lambda z, valid, _: ((z.square().mean(-1) * valid).sum(1) / valid.sum(1)).mean(), True),
     (lambda z, valid, _: z[torch.arange(len(z)), valid.sum(1) - 1].square().mean(), True),

@@ -84,5 +84,9 @@ def test_an_optimizer_of_sparse_gradients_is_not_replaced_by_one_that_refuses_th
         optimizers = {"only": make_optimizer(table.parameters())}
         return {*_record(table, optimizers, torch.randint(0, 4_000, (64,))).ways["kind"]}
 
+    def sgd_with_momentum(parameters):
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
     assert not {"sgd", "adafactor"} & kinds(True, torch.optim.SparseAdam)
+    assert "adafactor" not in kinds(True, sgd_with_momentum)
     assert {"sgd", "adafactor"} <= kinds(False, torch.optim.Adam)

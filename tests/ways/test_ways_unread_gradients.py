@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -141,7 +142,23 @@ def test_a_teacher_with_attention_needs_no_gradients():
     assert way["peak_bytes"] < 0.8 * prof.peak_bytes
 
 
-def test_a_product_of_both_models_saves_no_factor_for_a_gradient_that_nobody_reads():
+class SavingProduct(torch.autograd.Function):
+    """Saves both factors, whichever gradient is needed."""
+
+    @staticmethod
+    def forward(ctx, first, second):
+        ctx.save_for_backward(first, second)
+        return first * second
+
+    @staticmethod
+    def backward(ctx, gradient):
+        first, second = ctx.saved_tensors
+        return gradient * second, gradient * first
+
+
+@pytest.mark.parametrize("product", [torch.mul, lambda one, other: one @ other.T, SavingProduct.apply])
+def test_a_product_of_both_models_saves_no_factor_for_a_gradient_that_nobody_reads(product):
+    """A function of the program's own saves them all the same."""
     student, teacher = chain(1), chain(1)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
 
@@ -149,7 +166,7 @@ def test_a_product_of_both_models_saves_no_factor_for_a_gradient_that_nobody_rea
         x = torch.randn(ROWS, WIDTH)
         loss = 0.0
         for _ in range(6):
-            loss = loss + (student(x) * teacher(x)).mean()
+            loss = loss + product(student(x), teacher(x)).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -274,3 +291,44 @@ def test_two_models_in_turns_keep_their_gradients():
                 each.zero_grad()
 
     assert KIND not in kinds(profiled(step))
+
+
+def cut_off(iterations, *, has_second_optimizer):
+    """Return a recording of two models that an error ends before the second optimizer has its turn."""
+    model, other = chain(1), chain()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    with contextlib.suppress(ValueError), memwatch.profile() as prof:
+        for number in range(iterations + 1):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            other(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            if number == iterations:
+                raise ValueError
+            if has_second_optimizer:
+                second.step()
+            second.zero_grad()
+    return prof
+
+
+def test_a_recording_that_ends_before_the_second_optimizer_steps_does_not_end_its_training():
+    """It does not show yet that there are two optimizers. After some iterations it shows that there is only one."""
+    early = kinds(cut_off(0, has_second_optimizer=True))
+    assert early.isdisjoint({KIND, "sgd", "adafactor", "micro_batches", "step_in_backward"})
+    assert KIND not in kinds(cut_off(3, has_second_optimizer=True))
+    assert KIND in kinds(cut_off(3, has_second_optimizer=False))
+
+
+def test_a_recording_that_ends_early_gets_advice_for_its_only_optimizer():
+    """Its twin has gradients of another model, which no step has read so far."""
+    model = chain(6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+    with contextlib.suppress(ValueError), memwatch.profile() as prof:
+        for number in range(2):
+            model(torch.randn(8, WIDTH)).square().mean().backward()
+            if number == 1:
+                raise ValueError
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {"sgd", "adafactor"} <= kinds(prof)

@@ -106,6 +106,8 @@ _LINEAR: Final = frozenset((
 ))  # fmt: skip
 """Ops that keep a mean a mean: a number times it, a sum with another, or another place for it. `mul` and `div` do so
 if the other value does not depend on the batch. `nan_to_num` and `where` are guards against losses that are NaN."""
+_SHIFTING: Final = ("add", "sub")
+"""Ops that only add a value to a loss."""
 _WITHOUT_VALUES: Final = frozenset((
     "_local_scalar_dense", "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like",
     "rand_like", "randn_like", "zeros_like",
@@ -239,9 +241,9 @@ class BatchMeans:
         self._means: set[int] = set()  # storages
         self._mixed: set[int] = set()
         self._sums: set[int] = set()  # sums over the batch that no op has divided
-        self._counts: set[int] = (
-            set()
-        )  # sums over data of the whole batch, such as the number of valid tokens
+        # values that come from data of the whole batch, such as the number of valid tokens
+        self._counts: set[int] = set()
+        self._has_begun = False  # whether the forward of this pass has read the batch
         self._strings, self._shapes = facts.strings, facts.capture.tables["births"]["shape"]
         self._picks = _Picks(batch, dimensions, self._is_mask)
 
@@ -257,6 +259,7 @@ class BatchMeans:
             changed: those that it makes or writes, without parameters and buffers.
             derived: storages that come from the batch.
         """
+        self._has_begun = True
         is_mean_of_picks = self._picks.are_reduced(base, given, changed)
         if base in _WITHOUT_VALUES:
             return False
@@ -265,6 +268,7 @@ class BatchMeans:
         if base in _PLACED_BY_INTEGERS:
             given = [each for each in given if each not in self._mixed or not self._is_integer(each)]
         is_mixed = is_mean_of_picks or not self._mixed.isdisjoint(given)
+        is_mixed |= self._is_scaled_by_count(op, base, given, derived)
         means = [each for each in given if each in self._means]
         samples = [each for each in given if each in derived and each not in self._means]
         if means and not is_mixed:
@@ -296,12 +300,17 @@ class BatchMeans:
         if base in _WITHOUT_VALUES:
             return
         with_rows = [each for each in given if each not in self._counts and self._has_rows(each)]
-        if with_rows:
-            is_count = base in _SUMS and any(self._is_reduced(with_rows, each) for each in changed)
-        else:
-            is_count = not self._counts.isdisjoint(given)
+        is_count = not self._counts.isdisjoint(given)
+        if with_rows and not self._has_begun:
+            is_count = False  # the program prepares the batch, and gives each part its rows
+        if with_rows and base in _SUMS | _OTHER_REDUCTIONS:
+            is_count |= any(self._is_reduced(with_rows, each) for each in changed)
         if is_count:
             self._counts.update(changed)
+
+    def begin_pass(self) -> None:
+        """Note that a forward begins. What a program computes before it calls its model belongs to the batch."""
+        self._has_begun = False
 
     def is_differentiated(self, op: int) -> bool:
         """Return True if the backward of an op ran."""
@@ -358,10 +367,19 @@ class BatchMeans:
             return count > 1
         if base == "div":
             if len(given) < 2 or self._is_in_entropy(op):
-                # a cross entropy with label smoothing divides by the number of its targets, which the lines count
                 return False
-            return given[-1] in self._means or (given[-1] in self._counts and given[0] in self._sums)
+            return given[-1] in self._means
         return base not in _LINEAR
+
+    def _is_scaled_by_count(self, op: int, base: str, given: list[int], derived: Collection[int]) -> bool:
+        """Return True if an op that reads samples or means also reads a value of the whole batch, and does not add it.
+
+        A cross entropy with label smoothing divides by the number of its targets, which the lines count.
+        """
+        counts = [each for each in given if each in self._counts and each not in derived]
+        if base in _PLACED_BY_INTEGERS:
+            counts = [each for each in counts if not self._is_integer(each)]
+        return bool(counts) and base not in _SHIFTING and not self._is_in_entropy(op)
 
     def _is_in_entropy(self, op: int) -> bool:
         stack, module = self._places[op]

@@ -399,6 +399,7 @@ def _follow(
     rearranged: set[tuple[int, ...]] = set()  # sizes whose batch dimension is not among the first two
     # made from neither the batch nor parameters, such as targets: they get no gradient
     data: set[int] = set()
+    of_weights: set[int] = set()  # made from parameters and buffers alone, such as the norm of a weight
     for op in window:
         if phase[op] == OPTIMIZER:
             continue
@@ -407,6 +408,7 @@ def _follow(
         results = storage[rows[access[rows] == _OUTPUT]].tolist()
         written = [number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]]
         if op in starts:
+            means.begin_pass()
             results_of_models.forget()
         if phase[op] == FORWARD:
             if results_of_models.are_the_inputs_of_call(op):
@@ -415,7 +417,9 @@ def _follow(
             if means.is_differentiated(op) and carried.are_read_by(op, given):
                 return None
         if derived.isdisjoint(given):
-            if phase[op] == FORWARD and not any(map(lasting.__getitem__, given)):
+            if phase[op] == FORWARD and given and all(lasting[each] or each in of_weights for each in given):
+                of_weights.update(results)
+            elif phase[op] == FORWARD and not any(map(lasting.__getitem__, given)):
                 means.follow_data(base_names[int(ops["name"][op])], given, [*results, *written])
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])

@@ -18,7 +18,7 @@ import numpy as np
 
 from memwatch.analysis.ways.step_in_backward import steps_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
-from memwatch.capture.schema import NONE, OPTIMIZER
+from memwatch.capture.schema import BACKWARD, NONE, OPTIMIZER
 from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 OptimizerName = Literal["sgd", "adafactor"]
+_ENDED_ITERATIONS = 2
+"""Iterations after which all optimizers of a program have stepped. A guess."""
 _GRADIENT, _STATE = ROLES.index("gradient"), ROLES.index("optimizer state")
 
 
@@ -96,16 +98,43 @@ def other_optimizers(facts: Facts, timeline: Timeline) -> list[OtherOptimizer]:
 
 
 def _has_sparse_gradients(facts: Facts) -> bool:
-    """Return True if steps of an optimizer make sparse tensors, as they do of sparse gradients alone."""
+    """Return True if the backward or the steps of an optimizer make sparse tensors.
+
+    SGD with momentum makes none in its step: it keeps dense state.
+    """
     ops = facts.capture.tables["ops"]
-    in_steps = np.unique(ops["name"][ops["phase"] == OPTIMIZER]).tolist()
-    return any(str(facts.strings[name]).startswith("aten._sparse_") for name in in_steps)
+    names = np.unique(ops["name"][np.isin(ops["phase"], (BACKWARD, OPTIMIZER))]).tolist()
+    return any(str(facts.strings[name]).startswith("aten._sparse_") for name in names)
+
+
+def ends_within_two_iterations(facts: Facts) -> bool:
+    """Return True if the recording was cut off before two iterations had ended, or if it has no sign of iterations.
+
+    Then some optimizer of the program may not have stepped yet. One iteration is not enough: a step of one of two
+    optimizers ends an iteration too.
+    """
+    return facts.cut_off is not None and (facts.cut_off.iterations or 0) < _ENDED_ITERATIONS
+
+
+def _may_have_another_optimizer(facts: Facts, name_of: dict[int, tuple[int, int]], stepped: set[int]) -> bool:
+    """Return True if another optimizer may step for some gradients later than the end of a recording that was cut off.
+
+    Args:
+        facts: what the capture shows.
+        name_of: the parameter of each gradient.
+        stepped: the gradients that a step has read.
+    """
+    phase = facts.capture.tables["ops"]["phase"]
+    if not stepped or not ends_within_two_iterations(facts) or phase[-1] == OPTIMIZER:
+        return False  # in a step, the loop over the parameters may not have come to the others
+    return not {name_of[each] for each in stepped}.issuperset(name_of.values())
 
 
 def has_one_optimizer(facts: Facts) -> bool:
     """Return True if all steps read gradients of the same parameters, or there is no step.
 
-    Optimizers that step one right after the other count as one: together they read all gradients in each step.
+    Optimizers that step one right after the other count as one: together they read all gradients in each step. A
+    recording that was cut off soon may lack the step of another optimizer.
     """
     roles, uses, ops = (facts.capture.tables[name] for name in ("roles", "uses", "ops"))
     is_gradient = roles["role"] == _GRADIENT
@@ -117,6 +146,8 @@ def has_one_optimizer(facts: Facts) -> bool:
     stepped: dict[int, set[tuple[int, int]]] = {}
     for step, storage in zip(step_of[uses["op"][rows]].tolist(), uses["storage"][rows].tolist(), strict=True):
         stepped.setdefault(step, set()).add(name_of[storage])
+    if _may_have_another_optimizer(facts, name_of, set(uses["storage"][rows].tolist())):
+        return False
     return all(one == other for one, other in pairwise(stepped.values()))
 
 

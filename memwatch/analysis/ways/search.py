@@ -25,7 +25,7 @@ from memwatch.analysis.ways.independence import state_of_forward
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
 from memwatch.analysis.ways.modules import in_place, in_single_precision, offloaded, without_graph
-from memwatch.analysis.ways.other_optimizer import other_optimizers
+from memwatch.analysis.ways.other_optimizer import has_one_optimizer, other_optimizers
 from memwatch.analysis.ways.sparse_gradients import sparse_gradients
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
@@ -304,6 +304,7 @@ class _Search:
             for other in (other_optimizers(self._facts, self._timeline) if is_only_one else [])
         ]
         step = step_in_backward(self._facts, self._timeline)
+        is_only_one = is_only_one and has_one_optimizer(self._facts)
         # of two optimizers of one model, the first would take the gradients away from the second
         if step is not None and is_only_one:
             found.append(

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.facts.forward_ops import maker_of_node
+from memwatch.analysis.ways.independence import MATRIX_PRODUCTS, base_of
+from memwatch.analysis.ways.other_optimizer import ends_within_two_iterations
 from memwatch.analysis.ways.step_in_backward import OF_JOBS
 from memwatch.analysis.ways.timeline import LAST, ChangedBytes
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
@@ -41,6 +44,9 @@ _ZEROING: Final = ("aten.zero_", "aten._foreach_zero_")
 _VIEWS: Final = ("aten._unsafe_view.", "aten._reshape_alias.", "aten.alias.", "aten.detach.")
 """Ops whose result is a view of what they read. Other ops without new memory give values to the program, as `item()`.
 `reshape` calls the first after `clone`, as in the backward of attention."""
+
+_PRODUCTS: Final = ("div", "mul", *MATRIX_PRODUCTS)
+"""Ops of torch whose node saves each factor only if the gradient of the other one is needed (torch 2.13)."""
 
 
 class UnreadGradients(NamedTuple):
@@ -71,6 +77,7 @@ def unread_gradients(facts: Facts, saved: SavedTensors, timeline: Timeline) -> U
         np.isin(roles["role"], OF_JOBS).any()
         or any(map(capture.rows, ("nodes", "recomputes", "compiled_calls")))
         or not (ops["phase"] == OPTIMIZER).any()
+        or ends_within_two_iterations(facts)
     ):
         return None
     backward = _Backward(facts, timeline)
@@ -102,6 +109,7 @@ class _Backward:
         self.op, self.storage, self.access = uses["op"], uses["storage"], uses["access"]
         self.is_backward = ops["phase"] == BACKWARD
         self._node = ops["sequence"]
+        self._is_own = self.is_backward & (self._node != NONE) & (maker_of_node(facts.capture) == NONE)
         self._is_zeroing, self._makes_view = (
             np.isin(
                 ops["name"],
@@ -137,12 +145,27 @@ class _Backward:
         return {module: set() if module in read else storages for module, storages in found.items()}
 
     def needless_ops(self, gradients: list[int]) -> NDArray[np.bool_]:
-        """Return the ops of the backward that lead to nothing but some gradients."""
+        """Return the ops of the backward that lead to nothing but some gradients.
+
+        A node of torch computes only the gradients that are needed. A custom autograd function, whose node no op made,
+        runs all its ops if one of them is needed.
+        """
+        runs = np.zeros(len(self._node), dtype=bool)
+        while True:
+            is_needless = self._needless_ops_but(runs, gradients)
+            needed = np.unique(self._node[self._is_own & ~is_needless])
+            is_more = self._is_own & is_needless & np.isin(self._node, needed)
+            if not is_more.any():
+                return is_needless
+            runs |= is_more
+
+    def _needless_ops_but(self, runs: NDArray[np.bool_], gradients: list[int]) -> NDArray[np.bool_]:
+        """Return the ops of the backward that lead to nothing but some gradients, without those that run anyway."""
         is_needless = np.zeros(len(self._node) + 1, dtype=bool)
         unread = set(gradients)
         owned = set(self.facts.capture.tables["roles"]["storage"].tolist())
         deaths = self.facts.allocations.death_event
-        for op in np.flatnonzero(self.is_backward)[::-1].tolist():
+        for op in np.flatnonzero(self.is_backward & ~runs)[::-1].tolist():
             rows = self.by_op.within(op, op + 1)
             made = set(self.storage[rows[self.access[rows] != _READ]].tolist())
             if not made and self._makes_view[op]:
@@ -186,7 +209,7 @@ class _Backward:
         """Return the memory that other ops of the backward make for needless ops alone."""
         made = self.facts.allocations.op
         at = np.maximum(made, 0)
-        rows = np.flatnonzero((made != NONE) & self.is_backward[at] & ~is_needless[at])
+        rows = np.flatnonzero((made != NONE) & self.is_backward[at] & ~(is_needless | self._is_own)[at])
         rows = rows[self.facts.allocations.storage[rows] != NONE]
         found = []
         for row in rows.tolist():
@@ -225,7 +248,8 @@ def _saved_bytes(
     """Return, per event, the bytes that autograd keeps for needless ops alone.
 
     A node saves nothing if all its ops are needless. A product of two tensors has an op for the gradient of each
-    factor. If one of them is needless, the node does not save the tensor that this op reads.
+    factor. If one of them is needless, the node does not save the tensor that this op reads. That holds for the
+    products of torch. A custom autograd function saves what its forward names.
     """
     facts, timeline = backward.facts, backward.timeline
     node, allocations = facts.capture.tables["ops"]["sequence"], facts.allocations
@@ -234,7 +258,7 @@ def _saved_bytes(
     dropped = np.setdiff1d(node[is_needless & (node != NONE)], needed)
     is_dropped = np.isin(packs_node, dropped)
     count = len(backward.facts.capture.tables["births"]["op"]) + 1
-    is_read = (backward.access == _READ) & backward.is_backward[backward.op] & (node[backward.op] != NONE)
+    is_read = (backward.access == _READ) & _is_of_product(facts)[backward.op] & (node[backward.op] != NONE)
     needlessly = is_needless[backward.op]
     pairs = node[backward.op] * count + backward.storage
     for_needless = np.setdiff1d(pairs[is_read & needlessly], pairs[is_read & ~needlessly])
@@ -258,6 +282,16 @@ def _saved_bytes(
     start = timeline.events_of(np.array(free, dtype=np.int64))
     is_gap = death[rows] > start
     return timeline.bytes_within(allocations.nbytes[rows][is_gap], start[is_gap], death[rows][is_gap])
+
+
+def _is_of_product(facts: Facts) -> NDArray[np.bool_]:
+    """Return for each op whether it belongs to the backward of a product of two tensors, or of a quotient."""
+    names, maker = facts.capture.tables["ops"]["name"], maker_of_node(facts.capture)
+    chosen = [
+        number for number in np.unique(names).tolist() if base_of(str(facts.strings[number])) in _PRODUCTS
+    ]
+    is_of_product: NDArray[np.bool_] = (maker != NONE) & np.isin(names[maker], chosen)
+    return is_of_product
 
 
 class _Scopes:
