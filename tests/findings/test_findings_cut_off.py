@@ -237,15 +237,27 @@ def test_steps_that_were_not_recorded_count():
 
 
 def train_on_longer_batch(*, stop):
-    """Hold the result through the backward, as `train` does; the last batch is larger."""
+    """Hold the result through the backward, as `train` does. The last batch is larger, and its backward may stop."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for iteration in range(6):
-        count = 96 if iteration == 5 else 64
+    for iteration in range(4):
+        count = 72 if iteration == 3 else 64
         logits = net(torch.ones(count, 64))
         loss = cross_entropy(logits, torch.zeros(count, dtype=torch.long))
-        if stop and iteration == 5:
-            raise StopError
+        if stop and iteration == 3:
+            net[0].weight.register_hook(fail)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def fail(_):
+    raise StopError
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_results_of_another_size_show_when_a_result_is_used_last(stop):
+    (finding,) = (
+        each for each in recorded(train_on_longer_batch, stop=stop).findings if each.kind == "output"
+    )
+    assert finding.nbytes == 72 * 1024 * 4

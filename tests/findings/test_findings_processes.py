@@ -235,8 +235,8 @@ def test_a_program_that_fails_to_start_reads_no_memory():
     """`preexec_fn` makes `Popen` fork."""
 
     def start(_):
-        with pytest.raises(OSError):
-            subprocess.Popen(["/nonexistent"], preexec_fn=int)
+        with pytest.raises(FileNotFoundError):
+            subprocess.Popen(["/nonexistent"], preexec_fn=int)  # noqa: PLW1509
 
     prof, kinds = found(hold, start, before=True)
     assert "void" in kinds

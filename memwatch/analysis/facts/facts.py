@@ -144,17 +144,13 @@ class Facts:
             ends_known=self.ends_known,
         )
 
-    def _may_be_used_unseen(
-        self, rows: slice, from_ns: IntArray, until_ns: IntArray
-    ) -> NDArray[np.bool_]:
+    def _may_be_used_unseen(self, rows: slice, from_ns: IntArray, until_ns: IntArray) -> NDArray[np.bool_]:
         """Return which allocations may have had a use in a stretch of time.
 
         A step was not recorded then, or a process started that can read them.
         """
         is_read_elsewhere = self._process_starts.are_within(from_ns, until_ns)
-        return self.steps.spans_unrecorded(from_ns, until_ns) | (
-            is_read_elsewhere & self._may_be_sent[rows]
-        )
+        return self.steps.spans_unrecorded(from_ns, until_ns) | (is_read_elsewhere & self._may_be_sent[rows])
 
     def are_read_by_ops_alone(self, rows: IntArray) -> NDArray[np.bool_]:
         """Return which allocations no other process can have read after their last use."""
