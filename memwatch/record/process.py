@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,7 @@ _OF_LOADERS: Final = "torch.utils.data."
 """Start of the module name of the function that DataLoader workers run."""
 _MOST_TIMES: Final = 1_000
 """Starts of processes whose times are kept one by one. A guess: an epoch with four workers has four."""
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _forks: Final = [0]  # of this process so far; os.register_at_fork cannot be undone
 _counting: Final[list[StartedProcesses]] = []
 
@@ -41,7 +43,7 @@ _counting: Final[list[StartedProcesses]] = []
 def _forked() -> None:
     _forks[0] += 1
     for each in _counting:
-        each.add_time()
+        each.forked()
 
 
 os.register_at_fork(after_in_parent=_forked)
@@ -51,9 +53,9 @@ class StartedProcesses:
     """The processes that start between `start` and `stop`, by kind.
 
     Attributes:
-        times: the times at which a process started that can read the memory of this one: a fork has all of it, and
-            `multiprocessing` sends the arguments. A program that another program starts has none. Each entry has the
-            ticks of the first and the last start; only the last entry may be about more than one.
+        times: the times at which a process started that can read the memory of this one. A fork has all of it.
+            `multiprocessing` sends the arguments to other processes, which may contain tensors. A program has none.
+            Each entry has the ticks of the first and the last start; only the last entry may be about more than one.
     """
 
     def __init__(self) -> None:
@@ -62,6 +64,7 @@ class StartedProcesses:
         self._unreached: collections.Counter[StartedAs] = collections.Counter()
         self._patches = Patches()
         self._forks = 0
+        self._threads_in_popen: set[int] = set()
 
     def start(self) -> None:
         """Begin to count."""
@@ -85,7 +88,12 @@ class StartedProcesses:
             return ""
         return started_text(self._counts, self._unreached, asked=CHILDREN in os.environ)
 
-    def add_time(self) -> None:
+    def forked(self) -> None:
+        """Keep the time of a fork. `Popen` forks for `preexec_fn`: another program replaces the memory at once."""
+        if threading.get_ident() not in self._threads_in_popen:
+            self._add_time()
+
+    def _add_time(self) -> None:
         """Keep the present time as that of a start."""
         now = ticks()
         if len(self.times) < _MOST_TIMES:
@@ -96,24 +104,35 @@ class StartedProcesses:
     def _process(self, start: Callable[[Any], Any], process: Any) -> Any:
         before, target = _forks[0], getattr(process, "_target", None)
         is_worker = str(getattr(target, "__module__", "")).startswith(_OF_LOADERS)
+        may_send = _may_send_tensors(process)  # the start drops the arguments
         started = start(process)
-        if _forks[0] == before:  # it is no fork: spawned, or forked by a server
-            self.add_time()
+        if _forks[0] == before and may_send:  # it is no fork: spawned, or forked by a server
+            self._add_time()
         self._forks += _forks[0] - before  # it is counted by its kind below, not as a fork
         self._counts[StartedAs.LOADER_WORKER if is_worker else StartedAs.MULTIPROCESSING] += 1
         return started
 
     def _popen(self, init: Callable[..., None], popen: Any, args: Any, *rest: Any, **options: Any) -> None:
-        before, times = _forks[0], list(self.times)
-        init(popen, args, *rest, **options)
-        self.times = times  # it forks for `preexec_fn`, and the other program replaces the memory
-        self._forks += _forks[0] - before
+        before, thread = _forks[0], threading.get_ident()
+        self._threads_in_popen.add(thread)
+        try:
+            init(popen, args, *rest, **options)
+        finally:
+            self._threads_in_popen.discard(thread)
+            self._forks += _forks[0] - before
         if _is_python(options.get("executable") or args):
             self._counts[StartedAs.PYTHON] += 1
             environment = options.get("env")
             self._unreached[StartedAs.PYTHON] += (
                 CHILDREN in os.environ and environment is not None and CHILDREN not in environment
             )
+
+
+def _may_send_tensors(process: Any) -> bool:
+    """Return True unless `multiprocessing` sends a process only numbers and texts."""
+    arguments = (*getattr(process, "_args", ()), *getattr(process, "_kwargs", {}).values())
+    has_own_state = type(process).run is not multiprocessing.process.BaseProcess.run
+    return has_own_state or not all(type(argument) in _PLAIN for argument in arguments)
 
 
 def _is_python(command: Any) -> bool:

@@ -36,7 +36,7 @@ HEADLINE_CODE: Final = " The code below would bring it to {peak}."
 """Where the first change needs a decision, the code of a later one is shown."""
 """The first sentences of the page and of the summary."""
 
-CUT_OFF: Final = "{ended}{when}. Its later peaks, and the peak after each change, can be higher."
+CUT_OFF: Final = "{ended}{when}. The whole program may have a higher peak, before and after each change."
 ENDED_BY: Final = "The recorded code ended with {error}"
 ENDED_WITH_ERROR: Final = "The recorded code ended with an error"
 NOT_WHOLE: Final = "The recording has only the first part of the program"

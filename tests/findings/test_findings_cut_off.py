@@ -185,3 +185,79 @@ def test_a_file_keeps_how_the_recording_ended(tmp_path):
     with contextlib.suppress(StopError), memwatch.profile(tmp_path / "run.memwatch"):
         train(4, stop_in=2)
     assert memwatch.load(tmp_path / "run.memwatch").cut_off == ("StopError", 2)
+
+
+def keep_unread(*, stop):
+    net, kept = model(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for iteration in range(8):
+        result = net(torch.ones(64, 64))
+        kept.append(result.detach().clone())
+        if stop and iteration == 7:
+            raise StopError
+        result.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_growing_list_that_nothing_reads_stays(stop):
+    (finding,) = (each for each in recorded(keep_unread, stop=stop).findings if each.growth_bytes)
+    assert finding.kind == "void"
+    assert finding.growth_bytes == KEPT
+    assert finding.nbytes == (7 if stop else 8) * KEPT
+
+
+def step(net, optimizer):
+    net(torch.ones(64, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def stop_after(iterations, prof=None):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(iterations):
+        step(net, optimizer)
+        if prof is not None:
+            prof.step()
+    raise StopError
+
+
+@pytest.mark.parametrize("iterations", [1, 6])
+def test_an_iteration_that_ended_before_the_error_counts(iterations):
+    assert recorded(stop_after, iterations).cut_off == ("StopError", iterations)
+
+
+def test_steps_that_were_not_recorded_count():
+    prof = memwatch.profile(schedule=memwatch.schedule(wait=3, active=1))
+    with contextlib.suppress(StopError), prof:
+        stop_after(11, prof)
+    assert prof.cut_off == ("StopError", 11)
+
+
+def train_on_longer_batch(*, stop):
+    """Hold the result through the backward, as `train` does. The last batch is larger, and its backward may stop."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for iteration in range(4):
+        count = 72 if iteration == 3 else 64
+        logits = net(torch.ones(count, 64))
+        loss = cross_entropy(logits, torch.zeros(count, dtype=torch.long))
+        if stop and iteration == 3:
+            net[0].weight.register_hook(fail)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def fail(_):
+    raise StopError
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_results_of_another_size_show_when_a_result_is_used_last(stop):
+    (finding,) = (
+        each for each in recorded(train_on_longer_batch, stop=stop).findings if each.kind == "output"
+    )
+    assert finding.nbytes == 72 * 1024 * 4

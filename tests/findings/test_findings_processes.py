@@ -6,12 +6,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 import memwatch
+from memwatch.record.process import StartedProcesses, _may_send_tensors
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 SIZE = 1 << 16
@@ -140,3 +142,121 @@ def test_the_line_where_a_local_variables_call_stands_is_not_said_to_set_it():
     assert finding.variable == ""
     assert " at " in str(finding)
     assert "is set at" not in str(finding)
+
+
+class Values(Dataset):
+    """A data set that a worker reads."""
+
+    def __init__(self, count):
+        self.data = torch.ones(count, SIZE // 64)
+
+    def __len__(self):
+        """Return the number of rows."""
+        return len(self.data)
+
+    def __getitem__(self, index):
+        """Return a row."""
+        return self.data[index]
+
+
+def keep_results(start, *, epochs=4):
+    """Keep a result of each of two iterations per epoch; each epoch starts processes."""
+    net, kept = torch.nn.Linear(SIZE // 64, SIZE // 64), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    rows = Values(256)
+    for _ in range(epochs):
+        for (batch,) in start(rows):
+            out = net(batch)
+            kept.append(out.detach().clone())
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(kept) == 2 * epochs
+
+
+def in_workers(rows):
+    return ((batch,) for batch in DataLoader(rows, batch_size=128, num_workers=1, collate_fn=as_batch))
+
+
+def as_batch(rows):
+    return torch.stack(rows)
+
+
+def with_fork(rows):
+    fork(rows)
+    return ((batch,) for batch in rows.data.split(128))
+
+
+@pytest.mark.parametrize("start", [in_workers, with_fork])
+def test_results_of_iterations_are_no_data_set_of_a_started_process(start):
+    """A list that grows is found, though each epoch starts processes."""
+    prof, _ = found(keep_results, start)
+    (growing,) = (finding for finding in prof.findings if finding.growth_bytes)
+    assert growing.nbytes == 8 * growing.growth_bytes == 8 * 128 * (SIZE // 64) * 4
+
+
+def make_folds():
+    """Make a data set for each fold, which a forked process reads, and train in many iterations."""
+    net = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        rows = Rows(torch.ones(4, SIZE // 4))
+        fork(rows)
+        for _ in range(4):
+            net(torch.ones(64, 64)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert len(rows) == 4
+
+
+def test_the_data_set_of_each_fold_is_no_finding():
+    assert "void" not in found(make_folds)[1]
+
+
+def test_numbers_and_texts_are_no_tensors():
+    context = multiprocessing.get_context("spawn")
+    assert not _may_send_tensors(context.Process(target=len, args=(1, "a"), kwargs={"value": None}))
+    assert _may_send_tensors(context.Process(target=len, args=(Rows([1]),)))
+    assert _may_send_tensors(context.Process(target=len, kwargs={"value": [torch.ones(1)]}))
+
+
+def test_a_spawned_process_without_tensors_reads_no_memory():
+    context = multiprocessing.get_context("spawn")
+
+    def start(_):
+        worker = context.Process(target=abs, args=(1,))
+        worker.start()
+        worker.join()
+
+    assert "void" in found(hold, start, before=True)[1]
+
+
+def test_a_program_that_fails_to_start_reads_no_memory():
+    """`preexec_fn` makes `Popen` fork."""
+
+    def start(_):
+        with pytest.raises(FileNotFoundError):
+            subprocess.Popen(["/nonexistent"], preexec_fn=int)  # noqa: PLW1509
+
+    prof, kinds = found(hold, start, before=True)
+    assert "void" in kinds
+    assert prof.meta["processes_started_ns"] == []
+    assert prof.notes == []
+
+
+def test_a_fork_of_another_thread_counts_while_a_program_starts():
+    """The thread forks while `Popen` runs."""
+    started = StartedProcesses()
+    started.start()
+    try:
+
+        def init(*_):
+            fork([1])
+            thread = threading.Thread(target=fork, args=([1],))
+            thread.start()
+            thread.join()
+
+        started._popen(init, None, ["true"])
+    finally:
+        started.stop()
+    assert len(started.times) == 1

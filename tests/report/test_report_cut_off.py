@@ -52,7 +52,7 @@ def test_the_third_line_of_the_summary_says_how_the_recording_ended(stopped, who
     lines = stopped.summary(width=200).splitlines()
     assert lines[2] == (
         "The recorded code ended with MemoryLimitError, in its first iteration. "
-        "Its later peaks, and the peak after each change, can be higher."
+        "The whole program may have a higher peak, before and after each change."
     )
     assert "The recorded code ended" not in whole.summary()
     assert cut_off_text(whole) == ""

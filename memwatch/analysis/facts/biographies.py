@@ -107,15 +107,15 @@ class Biographies:
         unused = np.where(ends_known, VOID, NONE)
         return np.where(self.known[rows], np.where(self.used[rows], phase, unused), NONE)
 
-    def are_read_by_ops_alone(self, rows: IntArray, starts: ProcessStarts) -> NDArray[np.bool_]:
-        """Return for which allocations no process started after their last use, which may have read them."""
+    def outlive_a_start(self, rows: IntArray, starts: ProcessStarts) -> NDArray[np.bool_]:
+        """Return for which allocations a process started between their last use and their end."""
         times = self._times_ns(rows)
-        return ~starts.are_within(np.where(self.used[rows], times.end, times.birth), times.death)
+        return starts.are_within(np.where(self.used[rows], times.end, times.birth), times.death)
 
 
 def write_biographies(
     capture: Capture, allocations: Allocations, curve: LiveCurve, bounds: UseBounds,
-    may_be_used_unseen: Callable[[IntArray, IntArray], NDArray[np.bool_]], *, ends_known: NDArray[np.bool_],
+    may_be_used_unseen: Callable[[slice, IntArray, IntArray], NDArray[np.bool_]], *, ends_known: NDArray[np.bool_],
 ) -> Biographies:  # fmt: skip
     """Return the biography of every allocation.
 
@@ -124,8 +124,8 @@ def write_biographies(
         allocations: every piece of memory.
         curve: the live curve.
         bounds: first and last op that used each allocation, -1 if none.
-        may_be_used_unseen: takes starts and ends of stretches of time; returns in which of them memory may have been
-            used without a recorded op.
+        may_be_used_unseen: takes allocations and a stretch of time of each; returns which of them may have been used
+            in it without a recorded op.
         ends_known: whether each life ended before the recording was cut off.
     """
     used = bounds.first_op != NONE
@@ -142,9 +142,9 @@ def write_biographies(
     for start in range(0, len(used), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
         times = times_ns(rows)
-        known[rows] &= used[rows] | in_kernel[rows] | ~may_be_used_unseen(times.birth, times.death)
-        lag_known[rows] = ~may_be_used_unseen(times.birth, times.start)
-        drag_known[rows] = ~may_be_used_unseen(times.end, times.death)
+        known[rows] &= used[rows] | in_kernel[rows] | ~may_be_used_unseen(rows, times.birth, times.death)
+        lag_known[rows] = ~may_be_used_unseen(rows, times.birth, times.start)
+        drag_known[rows] = ~may_be_used_unseen(rows, times.end, times.death)
     return Biographies(used | in_kernel, known, lag_known, drag_known, ends_known, curve, times_ns)
 
 

@@ -5,7 +5,8 @@ then has an unknown last use: the program may have been about to read it. So not
 any more, or that it is never used.
 
 A process that `fork` or `multiprocessing` starts gets a copy of the memory of this one, or of its arguments. DataLoader
-workers read the data set in this way. So the start of a process may be a use of all memory that was alive then.
+workers read the data set in this way. So the start of a process may be a use of memory that was alive then. Memory that
+most iterations make anew is no data set: a start is no use of it. A forked process cannot read an accelerator's memory.
 """
 
 from __future__ import annotations
@@ -48,6 +49,15 @@ def cut_off_ns(capture: Capture) -> int | None:
     return int(capture.tables["ops"]["start_ns"].max(initial=0))
 
 
+def recorded_ends_ns(capture: Capture) -> IntArray:
+    """Return when steps and marked iterations ended. Each was recorded at its end, so it was whole."""
+    if not capture.rows("step_curve"):
+        return capture.tables["steps"]["time_ns"]
+    ends_ns = np.unique(capture.tables["step_curve"]["end_ns"])
+    # the end of the block also ends a step in the curve; a process that was killed did not reach it
+    return ends_ns[:-1] if capture.meta.get("complete", True) else ends_ns
+
+
 def ends_known(allocations: Allocations, cut_ns: int | None) -> NDArray[np.bool_]:
     """Return which allocations had ended before the recording was cut off; all of them in a whole recording."""
     if cut_ns is None:
@@ -66,6 +76,9 @@ class ProcessStarts:
     def __init__(self, capture: Capture) -> None:
         times = np.array(capture.meta.get("processes_started_ns", []), dtype=np.int64).reshape(-1, 2)
         self._first_ns, self._last_ns = np.sort(times, axis=0).T
+
+    def __len__(self) -> int:
+        return len(self._first_ns)
 
     def are_within(self, from_ns: IntArray, until_ns: IntArray) -> NDArray[np.bool_]:
         """Return in which stretches of time a process started."""

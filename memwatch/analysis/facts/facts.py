@@ -11,13 +11,14 @@ from memwatch.analysis.facts.allocations import BASELINE, UNRECORDED, Allocation
 from memwatch.analysis.facts.biographies import Biographies, UseBounds, use_bounds, write_biographies
 from memwatch.analysis.facts.categories import Categories, Categoriser
 from memwatch.analysis.facts.devices import narrowed
-from memwatch.analysis.facts.endings import CutOff, ProcessStarts, cut_off_ns, ends_known
+from memwatch.analysis.facts.endings import CutOff, ProcessStarts, cut_off_ns, ends_known, recorded_ends_ns
 from memwatch.analysis.facts.iterations import (
     KeptAcross,
     at,
     boundaries,
     by_live_curve,
     kept_across,
+    made_in_most,
     made_to_be_kept,
     seen_in_lasting,
     starts_of_passes,
@@ -39,6 +40,7 @@ from memwatch.analysis.facts.reserved import ReservedBytes, as_counted_at_entry,
 from memwatch.analysis.facts.role_times import PastRole, RoleTimes
 from memwatch.analysis.facts.step_curve import StepCurve, step_curve
 from memwatch.capture.schema import NONE
+from memwatch.device_names import is_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -142,16 +144,30 @@ class Facts:
             ends_known=self.ends_known,
         )
 
-    def _may_be_used_unseen(self, from_ns: IntArray, until_ns: IntArray) -> NDArray[np.bool_]:
-        """Return in which stretches of time a step was not recorded or another process started."""
-        return self.steps.spans_unrecorded(from_ns, until_ns) | self.process_starts.are_within(
-            from_ns, until_ns
-        )
+    def _may_be_used_unseen(self, rows: slice, from_ns: IntArray, until_ns: IntArray) -> NDArray[np.bool_]:
+        """Return which allocations may have had a use in a stretch of time.
+
+        A step was not recorded then, or a process started that can read them.
+        """
+        is_read_elsewhere = self._process_starts.are_within(from_ns, until_ns)
+        return self.steps.spans_unrecorded(from_ns, until_ns) | (is_read_elsewhere & self._may_be_sent[rows])
+
+    def are_read_by_ops_alone(self, rows: IntArray) -> NDArray[np.bool_]:
+        """Return which allocations no other process can have read after their last use."""
+        is_read = self.biographies.outlive_a_start(rows, self._process_starts)
+        return ~(is_read & self._may_be_sent[rows])
 
     @cached_property
-    def process_starts(self) -> ProcessStarts:
+    def _process_starts(self) -> ProcessStarts:
         """The times at which processes started that may have read this process's memory."""
         return ProcessStarts(self._source)
+
+    @cached_property
+    def _may_be_sent(self) -> NDArray[np.bool_]:
+        """Per allocation: whether a starting process may read it. It may be a data set, but no result of iterations."""
+        if not is_host(self.device) or not len(self._process_starts):
+            return np.broadcast_to(np.False_, len(self.allocations))  # one value, whatever the length
+        return ~made_in_most(self.capture, self.allocations, self.kept_across.ends_ns)
 
     @cached_property
     def ends_known(self) -> NDArray[np.bool_]:
@@ -167,11 +183,15 @@ class Facts:
         """When iterations ended, in order; of a recording that was cut off without the one that it ends in."""
         ends_ns = np.sort(self.kept_across.ends_ns)
         cut_ns = self._cut_off_ns
-        return ends_ns if cut_ns is None else ends_ns[ends_ns < cut_ns]
+        if cut_ns is None:
+            return ends_ns
+        # the op of another end, such as that of a backward, may be the one that failed
+        return ends_ns[(ends_ns < cut_ns) | np.isin(ends_ns, recorded_ends_ns(self._source))]
 
     def is_of_ended_iteration(self, row: int) -> bool:
         """Return True for an allocation from before the end of the last whole iteration."""
-        return bool(self.allocations.birth_ns[row] < self.ended_iterations_ns.max(initial=NONE))
+        ends_ns = self.ended_iterations_ns
+        return len(ends_ns) > 0 and bool(self.allocations.birth_ns[row] < ends_ns[-1])
 
     @cached_property
     def cut_off(self) -> CutOff | None:

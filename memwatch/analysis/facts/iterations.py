@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.columns import Columns, IntArray
 
+_FEWEST_MAKING: Final = 2
+"""Iterations that make a result in the same line, so that iterations make it anew. A guess."""
 _FEWEST_CALLS: Final = 3
 """Calls of a model without gradients that make a loop of inference. A guess."""
 
@@ -139,6 +141,30 @@ def idle_copies(
     found: NDArray[np.bool_] = (allocations.origin != BASELINE) & (death_ns > ends_ns[iteration])
     found &= np.maximum(allocations.birth_ns, last_ns) < begins_ns[iteration]
     return found
+
+
+def made_in_most(capture: Capture, allocations: Allocations, ends_ns: IntArray) -> NDArray[np.bool_]:
+    """Return the results of ops that most iterations run in the same line.
+
+    Args:
+        capture: the recorded tables.
+        allocations: every piece of memory.
+        ends_ns: when iterations end.
+    """
+    ops = capture.tables["ops"]
+    number = ops["stack"].astype(np.int64) * (int(ops["name"].max(initial=0)) + 1) + ops["name"]
+    number[ops["stack"] == NONE] = NONE
+    place = np.append(number, NONE)[np.minimum(allocations.op, len(number))]
+    rows = np.flatnonzero((allocations.op != NONE) & (allocations.storage != NONE) & (place != NONE))
+    places, of_row = np.unique(place[rows], return_inverse=True)
+    iteration = np.searchsorted(np.sort(ends_ns), allocations.birth_ns[rows])
+    # a line that makes many results in one iteration counts once
+    pairs = np.unique(of_row * (len(ends_ns) + 1) + iteration)
+    count = np.bincount(pairs // (len(ends_ns) + 1), minlength=len(places))
+    is_often = (count >= _FEWEST_MAKING) & (2 * count > len(np.unique(iteration)))
+    made = np.zeros(len(allocations), dtype=bool)
+    made[rows] = is_often[of_row]
+    return made
 
 
 MARK = "step"

@@ -64,7 +64,8 @@ def grows_over_iterations(candidate: Candidate, facts: Facts, loops: Loops) -> b
     if not facts.kept_across.are_told:
         return False
     is_growth = as_growth(candidate, facts, loops).kind is FindingKind.GROWTH
-    is_growth |= candidate.kind in _OF_GRAPHS and _trains(facts) and rate_bytes(candidate, facts, loops) > 0
+    others = (FindingKind.VOID, *_OF_GRAPHS) if _trains(facts) else (FindingKind.VOID,)
+    is_growth |= candidate.kind in others and rate_bytes(candidate, facts, loops) > 0
     born_ns = facts.allocations.birth_ns[candidate.allocations]
     passes = np.unique(np.searchsorted(facts.ended_iterations_ns, born_ns))
     return is_growth and len(passes) >= _FEWEST_PASSES

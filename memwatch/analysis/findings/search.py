@@ -175,18 +175,24 @@ def _as_far_as_shown(candidate: Candidate, evidence: Evidence) -> Candidate | No
 def _have_known_ends(rows: IntArray, facts: Facts) -> NDArray[np.bool_]:
     """Return which allocations ended in the recording, or are like several that did.
 
-    Those have the same size, and the same calls of ops made them and used them last.
+    The same calls of ops made those and used them last. Their size may differ, as that of batches does.
     """
-    made, last = facts.allocations.op[rows], facts.use_bounds.last_op[rows]
-    ops = facts.capture.tables["ops"]
+    ops, made_by, last_op = facts.capture.tables["ops"], facts.allocations.op, facts.use_bounds.last_op
+    stacks = np.append(ops["stack"], NONE)[np.minimum(made_by, len(ops["stack"]))]
+    # smaller results of earlier iterations may be no candidates themselves
+    ended = np.flatnonzero(np.isin(stacks, stacks[rows]) & facts.ends_known)
+    ended = ended[~np.isin(ended, rows)]
+    every = np.concatenate([rows, ended])
     columns = [
-        np.append(ops[name], NONE)[np.minimum(op, len(ops[name]))] for op in (made, last) for name in _PLACE
+        np.append(ops[name], NONE)[np.minimum(op[every], len(ops[name]))]
+        for op in (made_by, last_op)
+        for name in _PLACE
     ]
-    _, group = np.unique(np.stack([facts.allocations.nbytes[rows], *columns]), axis=1, return_inverse=True)
-    known = facts.ends_known[rows]
+    _, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    known = facts.ends_known[every]
     count = np.bincount(group.ravel(), weights=known)
     shown: NDArray[np.bool_] = known | (count[group.ravel()] >= _FEWEST_LIKE)
-    return shown
+    return shown[: len(rows)]
 
 
 def _held_at(moment: Moment, least_bytes: int) -> list[Candidate]:

@@ -107,7 +107,7 @@ def _unread(facts: Facts, least_bytes: int) -> list[IntArray]:
     is_kept = outlives & ~_is_kept_on_purpose(facts, rows)
     often_read = np.isin(stacks, stacks[is_read_later])
     unread = is_kept & ~often_read & facts.ends_known[rows]
-    unread &= facts.biographies.are_read_by_ops_alone(rows, facts.process_starts)
+    unread &= facts.are_read_by_ops_alone(rows)
     return [rows[unread & (stacks == stack)] for stack in np.unique(stacks[unread]).tolist()]
 
 
