@@ -1,7 +1,9 @@
-"""Read malloc's own figure right after torch has been imported, once, as the start of the row "native".
+"""Read malloc's own figure right before and right after the import of torch.
 
 `import torch` alone allocates about 70 MiB in C++. `memwatch.process_memory()` may be called hours later, and without
-this figure it could not tell that memory from a leak.
+these figures it could not tell that memory from a leak. Only the difference counts: the program's own blocks may be
+freed later, and a leak of the same size would take their place unseen. For the same reason, nothing is known if the
+program imported torch first.
 """
 
 from __future__ import annotations
@@ -9,29 +11,35 @@ from __future__ import annotations
 import os
 import sys
 
-_in_use: list[int] = []
+_in_use: dict[str, int | None] = {"before": None, "after": None}
 
 
 def read_when_torch_is_imported() -> None:
-    """Read the figure now, or at the end of the import of torch if the program has not imported it."""
+    """Read the figure before and after the import of torch, unless torch has been imported."""
     if "torch" in sys.modules:
-        _read()
         return
     from memwatch.children import when_torch_is_imported
 
-    when_torch_is_imported(_read)
+    def read(moment: str) -> None:
+        _in_use[moment] = _malloc_bytes()
+
+    when_torch_is_imported(lambda: read("after"), before=lambda: read("before"))
 
 
-def malloc_bytes_at_import() -> int | None:
-    """Return the bytes that malloc's blocks took when torch had been imported; None if they are not known."""
-    return _in_use[0] if _in_use else None
+def malloc_bytes_of_import() -> int | None:
+    """Return the bytes that the import of torch added to malloc's blocks; None if they are not known."""
+    before, after = _in_use["before"], _in_use["after"]
+    return None if before is None or after is None else max(after - before, 0)
 
 
-def _read() -> None:
-    """Call `mallinfo2`, which takes about 7 µs. glibc has it since version 2.33."""
+def _malloc_bytes() -> int | None:
+    """Return the bytes of malloc's blocks in use; None without `mallinfo2`, which glibc has since version 2.33.
+
+    The call takes about 7 µs.
+    """
     if os.name != "posix":
-        return
-    import ctypes  # torch has imported it
+        return None
+    import ctypes  # torch imports it too
 
     class Figures(ctypes.Structure):
         _fields_ = [
@@ -45,8 +53,8 @@ def _read() -> None:
     try:
         read = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):
-        return
+        return None
     read.restype = Figures
     figures = read()
     # blocks in arenas, and blocks with a mapping of their own
-    _in_use[:] = [int(figures.uordblks) + int(figures.hblkhd)]
+    return int(figures.uordblks) + int(figures.hblkhd)

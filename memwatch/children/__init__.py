@@ -17,23 +17,30 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def when_torch_is_imported(then: Callable[[], object]) -> None:
-    """Call a function at the end of the first import of torch; now, if it is imported."""
+def when_torch_is_imported(then: Callable[[], object], before: Callable[[], object] | None = None) -> None:
+    """Call a function at the end of the first import of torch; now, if it is imported.
+
+    Args:
+        then: the function.
+        before: a function to call right before torch's code runs; never called if torch is imported. If that code
+            fails, the function is called again before the next attempt.
+    """
     if "torch" in sys.modules:
         then()
     else:
-        sys.meta_path.insert(0, _TorchFinder(then))
+        sys.meta_path.insert(0, _TorchFinder(then, before))
 
 
 class _TorchFinder:
-    """Finds torch as Python would find it anyway, and calls a function at the end of its import.
+    """Finds torch as Python would find it anyway, and calls functions before its code runs and at the end.
 
     It stays until torch is imported: a library may look torch up long before, as `importlib.util.find_spec("torch")`
     does. It has no base class, because `importlib.abc` takes longer to import than the rest of `import memwatch`.
     """
 
-    def __init__(self, then: Callable[[], object]) -> None:
+    def __init__(self, then: Callable[[], object], before: Callable[[], object] | None) -> None:
         self._then = then
+        self._before = before
         self._is_looking = False
 
     def find_spec(
@@ -54,6 +61,8 @@ class _TorchFinder:
 
             def exec_module(module: ModuleType) -> None:
                 vars(loader).pop("exec_module", None)  # a second finder may have removed it
+                if self._before is not None:
+                    self._before()
                 load(module)
                 sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
                 self._then()

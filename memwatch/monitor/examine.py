@@ -102,7 +102,7 @@ def python_objects(at_start: PythonMemory) -> str:
     if text := _large_objects(large, least_bytes):
         return "; ".join([*found, text])
     holders = _containers(at_start, _LEAST_SHARE_OF_GROWTH * _bytes_more(grown))
-    return "; ".join([*found, *(holders or _small_objects(grown, before))])
+    return "; ".join([*found, *(holders or _small_objects(grown))])
 
 
 def _large_objects(large: list[tuple[int, Any]], least_bytes: float) -> str:
@@ -130,7 +130,7 @@ def _large_objects(large: list[tuple[int, Any]], least_bytes: float) -> str:
     return large_objects_text(nbytes, number_held[holder], len(sizes), number, holder)
 
 
-def _small_objects(grown: Mapping[str, tuple[int, int]], before: Mapping[str, tuple[int, int]]) -> list[str]:
+def _small_objects(grown: Mapping[str, tuple[int, int]]) -> list[str]:
     """Return the holder of most new objects of a type that grew, as a sentence, if any.
 
     This finds trees and linked lists: no single container has many entries. Old objects are not known by their ids.
@@ -138,7 +138,6 @@ def _small_objects(grown: Mapping[str, tuple[int, int]], before: Mapping[str, tu
 
     Args:
         grown: by type, how many objects and bytes more there are than at the start.
-        before: by type, how many objects and bytes there were.
     """
     from memwatch.monitor.objects import class_name
 
@@ -157,6 +156,9 @@ def _small_objects(grown: Mapping[str, tuple[int, int]], before: Mapping[str, tu
         new, number = grown[name][0], len(objects)
         sampled = objects[:: max(number // _SAMPLED_OBJECTS, 1)][:_SAMPLED_OBJECTS]
         objects.clear()
+        # gc lists no texts, numbers or arrays, and no dictionaries or tuples of these: the new objects may be such
+        if not number or new > number:
+            continue
         if 2 * new < number or grown[name][1] < _LEAST_SHARE_OF_GROWTH * _bytes_more(grown):
             continue  # too many of the sampled ones would be old
         holders = Counter(_holders_of(sampled))
@@ -271,7 +273,8 @@ def _held_by(targets: list[Any], of_which: str) -> str:
 _NOT_SEARCHED: Final = "a holder that was not searched, because the program has not imported torch"
 _NO_HOLDER: Final = "no reference that gc sees"
 _MOST_STEPS: Final = 64
-"""References from a root whose names are looked for: a path along a linked list has thousands, and three are shown."""
+"""References from a root whose names are looked for: a path along a linked list has thousands, and three are shown.
+A guess."""
 
 
 def _holders_of(targets: list[Any]) -> list[str]:

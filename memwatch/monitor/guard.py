@@ -37,7 +37,7 @@ from memwatch.own_code import OwnThread
 from memwatch.reserve import Reserve
 from memwatch.signal_handlers import pass_on, suppress
 from memwatch.text import visible
-from memwatch.words.processes import not_written_text
+from memwatch.words.processes import RAN_OUT, not_written_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +180,7 @@ class Guard:
         try:
             self._explain(error, found)
         except BaseException as own:  # nothing may come between the program's error and its end
-            _say(f"memory ran out, and the report failed: {type(own).__name__}")
+            _say(f"{RAN_OUT}, and the report failed: {type(own).__name__}")
         finally:
             self._is_reporting = False
             self._last_error_s = time.monotonic()
@@ -201,7 +201,7 @@ class Guard:
         if not any(note.partition(":")[0] == "memwatch" for note in _notes_of(found)):
             add_note(found, note_of(shortage))
         if len(files) == len(_REPORTS):
-            what = head_of(shortage) if shortage.is_far_from_limits else "memory ran out"
+            what = head_of(shortage) if shortage.is_far_from_limits else RAN_OUT
             _say(f"{what}; the report is in {files[0]} ({', '.join(each.suffix for each in files[1:])})")
 
     # the report close to a limit

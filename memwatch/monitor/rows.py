@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import psutil
 
-from memwatch.at_import import malloc_bytes_at_import
+from memwatch.at_import import malloc_bytes_of_import
 from memwatch.errors import OptionError
 from memwatch.host_allocators import MallocFigures, PythonFigures, malloc_figures, python_figures
 from memwatch.monitor import malloc_sampler
@@ -51,9 +51,9 @@ FREE_ROWS: Final = frozenset({PYTHON_FREE, MALLOC_FREE})
 _LIBRARIES_NAMED: Final = 3  # in the text about the row "native"; a guess
 UNEXPLAINED: Final = frozenset({NATIVE, OTHER, ANONYMOUS})
 """Rows without a known cause. They don't count for coverage, except bytes of malloc whose library is known."""
-_MOST_PYTHON_AT_IMPORT: Final = 1 / 3
-"""The share of Python objects in malloc's blocks when torch had been imported: 19 % with torch alone, 30 % with torch,
-pandas, sympy and matplotlib. With more, the program's native memory would count as memory from the start."""
+_MOST_PYTHON_AT_IMPORT: Final = 1 / 5
+"""The share of Python objects in the blocks of malloc that the import of torch adds: 17 % in a new process, and 15 %
+after the import of pandas and matplotlib."""
 _BY_MAPPING: Final = {
     Use.SHARED: ("shared memory", "smaps: /dev/shm, memfd, System V and shared anonymous memory"),
     Use.STACK: ("thread stacks", "smaps: [stack], and memory right above a guard page"),
@@ -397,11 +397,11 @@ class _OwnProcess:
         return [*rows, Row(NATIVE, *native, how)]
 
     def _native_at_import(self) -> int | None:
-        """Return the part of malloc's blocks that was native when torch had been imported; None if it is not known.
+        """Return the native part of the blocks of malloc that the import of torch added; None if it is not known.
 
-        The blocks of Python objects at that time are not known. They are at most those of today.
+        Its blocks of Python objects are not known. They are at most those of today.
         """
-        used_bytes = malloc_bytes_at_import()
+        used_bytes = malloc_bytes_of_import()
         if used_bytes is None:
             return None
         most_bytes = int(_MOST_PYTHON_AT_IMPORT * used_bytes)

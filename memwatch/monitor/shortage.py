@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
+import torch
 
 from memwatch.device_names import CPU, is_host
-from memwatch.devices import Failure, adapter_of, devices_in_use, is_of_host, is_of_numpy
+from memwatch.devices import Failure, adapter_of, devices_in_use, is_of_host, is_of_numpy, is_out_of_memory
 from memwatch.devices.adapters import reserved_in
 from memwatch.job import program_name
 from memwatch.monitor.live_memory import (
@@ -36,6 +37,7 @@ from memwatch.words.processes import (
     NO_CHANGE_FOR_RAISED,
     OTHER_PROCESS,
     RAISED,
+    RAN_OUT,
     REQUEST_FAILED,
     TOO_LARGE,
     TOO_LARGE_UNKNOWN,
@@ -88,7 +90,8 @@ class Shortage:
             did not run out.
         is_of_host: whether the memory of the host ran out, not that of an accelerator.
         is_memory_error: whether the error is a `MemoryError` without the size of a request.
-        is_raised: whether a `raise` statement raised the error, and not an allocator.
+        is_raised: whether a `raise` statement raised the error, and not an allocator. The error may also be the answer
+            of the program to an error of an allocator: then this is False.
         free_bytes: the memory that was free when the process was largest; None if it is not known.
         peak_bytes: the most memory that the process had in RAM; None if it is not known.
         limits: the limits on the process, the limit with the least room first.
@@ -132,7 +135,7 @@ class Shortage:
         self.is_memory_error = (
             isinstance(error, MemoryError) and not failure.by_limit and not failure.in_worker
         )
-        self.is_raised = _is_raised(error)
+        self.is_raised = all(_is_raised(each) for each in _shortages_of(error))
         # Python stores no text for numpy's error: only its own `__str__` makes one
         text = str(error) if is_of_numpy(error) else BaseException.__str__(error)
         lines = text.strip().splitlines()
@@ -203,8 +206,8 @@ class Shortage:
     def is_far_from_limits(self) -> bool:
         """Whether more memory was free than the process ever had.
 
-        Then one request was larger than all that, or the program raised the error itself. The size of the request is
-        not known, so no change can be compared with it.
+        The guess is that one request was larger than all that, if the program did not raise the error itself. The size
+        of the request is not known, so no change can be compared with it.
         """
         if not self.is_memory_error or self.asked_bytes is not None or self.limit is not None:
             return False
@@ -316,9 +319,37 @@ def _changes_of_holders(groups: list[Group], where: str, containers: Mapping[str
     ]
 
 
+def _shortages_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and the errors of allocators among its causes and contexts. No code of the program runs."""
+    waiting, seen = [error], {id(error)}
+    while waiting:
+        link = waiting.pop()
+        if link is error or _is_of_allocator(link):
+            yield link
+        for linked in (_CAUSE(link), _CONTEXT(link)):
+            if linked is not None and id(linked) not in seen:
+                seen.add(id(linked))
+                waiting.append(linked)
+
+
+def _is_of_allocator(error: BaseException) -> bool:
+    # `isinstance` may ask the object for its class
+    if issubclass(type(error), (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # code of the program may make the text of another class, or of an argument
+    is_plain = type(error) is RuntimeError and all(type(text) is str for text in _ARGS(error))
+    return is_plain and is_out_of_memory(error)
+
+
+_CAUSE: Final = BaseException.__dict__["__cause__"].__get__
+_CONTEXT: Final = BaseException.__dict__["__context__"].__get__
+_TRACEBACK: Final = BaseException.__dict__["__traceback__"].__get__
+_ARGS: Final = BaseException.__dict__["args"].__get__
+
+
 def _is_raised(error: BaseException) -> bool:
     """Return whether a `raise` statement of Python code raised an error. C code fails in another instruction."""
-    trace = error.__traceback__
+    trace = _TRACEBACK(error)
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
@@ -332,7 +363,7 @@ _LONG: Final = 12  # most rows of a list in the report; a guess
 _SIZE: Final = 12  # characters of the column with the sizes
 
 
-NOTES: Final = tuple(f"memwatch: {text}" for text in ("memory ran out", RAISED, REQUEST_FAILED))
+NOTES: Final = tuple(f"memwatch: {text}" for text in (RAN_OUT, RAISED, REQUEST_FAILED))
 """The first words of the notes."""
 
 
@@ -347,7 +378,7 @@ def head_of(found: Shortage) -> str:
             else f"; the request that failed: {format_bytes(found.asked_bytes)}"
         )
         where = " in a worker, another process or thread" if found.in_worker else ""
-        return f"memory ran out{where}{asked}"
+        return f"{RAN_OUT}{where}{asked}"
     limit = found.limit
     return (
         f"memory has nearly run out: {format_bytes(limit.used_bytes)} are in use, "

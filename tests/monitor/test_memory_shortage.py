@@ -150,6 +150,14 @@ def test_a_request_that_no_change_makes_possible_is_the_problem_itself(code, fre
         assert record["error"].startswith("_ArrayMemoryError: Unable to allocate 128. TiB for an array")
 
 
+WRAPPED = """
+try:
+    {}
+except Exception as error:
+    raise MemoryError("cannot allocate the batch"){}
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "head", "advice"),
     [
@@ -160,6 +168,27 @@ def test_a_request_that_no_change_makes_possible_is_the_problem_itself(code, fre
         ),
         (
             "raise MemoryError('too many tokens')",
+            "the program raised a MemoryError itself",
+            "memwatch suggests no change",
+        ),
+        (
+            WRAPPED.format("bytes(10**15)", " from error"),
+            "a request for memory failed",
+            "its size is not known",
+        ),
+        (WRAPPED.format("bytes(10**15)", ""), "a request for memory failed", "its size is not known"),
+        (
+            WRAPPED.format("torch.empty(1 << 50)", " from None"),
+            "a request for memory failed",
+            "its size is not known",
+        ),
+        (
+            WRAPPED.format("raise MemoryError('too many tokens')", " from error"),
+            "the program raised a MemoryError itself",
+            "memwatch suggests no change",
+        ),
+        (
+            WRAPPED.format("{}['key']", ""),
             "the program raised a MemoryError itself",
             "memwatch suggests no change",
         ),
@@ -180,6 +209,24 @@ def shortage(error, **facts):
     )
     found.set_error(error)
     return found
+
+
+def test_no_code_of_an_error_runs_when_its_causes_are_read():
+    class Meta(type):
+        __eq__ = __hash__ = __instancecheck__ = __subclasscheck__ = property(pytest.fail)
+
+    class Error(RuntimeError, metaclass=Meta):
+        __str__ = __getattribute__ = __eq__ = property(pytest.fail)
+
+    class Text:
+        __str__ = __repr__ = property(pytest.fail)
+
+    error = MemoryError("cannot allocate the batch")
+    error.__cause__, error.__context__ = RuntimeError(Text()), Error()
+    try:
+        raise error
+    except MemoryError:
+        assert shortage(error).is_raised
 
 
 def test_an_error_close_to_a_limit_has_changes():

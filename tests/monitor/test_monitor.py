@@ -608,6 +608,45 @@ def test_a_mapping_without_new_memory_of_its_own_is_not_named(code, fresh_python
     assert "reserve" not in done.stdout
 
 
+LINKED = """
+import gc, torch
+from memwatch.monitor.examine import python_objects
+from memwatch.monitor.objects import python_memory
+
+class Node:
+    __slots__ = ("value", "before")
+
+old = [{"list": []} for _ in range(15_000)]  # gc lists these, and not the new dictionaries of numbers
+gc.collect()
+at_start = python_memory()
+node = None
+for number in range(40_000):
+    before, node = node, Node()
+    node.value, node.before = VALUE, before
+print(python_objects(at_start))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("str", "str(number) * 60"),
+        ("int", "number << 900"),
+        ("bytes", "bytes(400 + number % 2)"),
+        ("dict", "{'first': number, 'second': 2.0}"),
+        ("__main__.Node", "None"),
+    ],
+)
+def test_new_objects_that_gc_does_not_list_accuse_nobody(kind, value, fresh_python):
+    """The nodes themselves are listed. Their holder is named if they are a tenth of the growth."""
+    done = fresh_python(LINKED.replace("VALUE", value))
+    assert f" `{kind}` (" in done.stdout, done.stderr
+    assert "global `old`" not in done.stdout
+    assert ("`__main__.Node` that were looked at are held by" in done.stdout) == (kind != "bytes"), (
+        done.stdout
+    )
+
+
 OLD_TREES = """
 import torch
 from memwatch.monitor.examine import python_objects

@@ -265,26 +265,62 @@ def test_the_search_finds_no_array_of_its_own(fresh_python):
 
 
 COVERAGE = """
-import sys
-{imports}
+import memwatch, torch
 from memwatch.monitor.rows import rows_of
 found = rows_of(children=False)
 print(found.coverage, found.nbytes("native, at start") >> 20)
 """
 
 
-@pytest.mark.parametrize("imports", ["import torch, memwatch", "import memwatch, torch"])
-def test_the_native_memory_of_torch_is_explained(imports):
+def test_the_native_memory_of_torch_is_explained():
     # not a fork, which has the memory of the tests
-    code = [sys.executable, "-c", COVERAGE.format(imports=imports)]
+    code = [sys.executable, "-c", COVERAGE]
     done = subprocess.run(code, capture_output=True, text=True, check=False)
     coverage, at_start_mib = done.stdout.split()
     assert float(coverage) >= 0.95, done.stderr
     assert int(at_start_mib) > 20
 
 
+NATIVE_LEAK = """
+import ctypes, sys
+{imports}
+from memwatch.monitor.rows import rows_of
+malloc = ctypes.CDLL(None).malloc
+malloc.restype = ctypes.c_void_p
+nbytes = int(sys.argv[1]) << 20
+if nbytes:
+    ctypes.memset(malloc(ctypes.c_size_t(nbytes)), 1, nbytes)
+found = rows_of(children=False)
+print(found.nbytes("native, at start") >> 20, found.nbytes("native") >> 20)
+"""
+
+
+def native_mib(imports, leaked_mib):
+    """Return the MiB of the rows for native memory: from the start, and since then."""
+    code = [sys.executable, "-c", NATIVE_LEAK.format(imports=imports), str(leaked_mib)]
+    done = subprocess.run(code, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [int(mib) for mib in done.stdout.split()]
+
+
+@pytest.mark.parametrize("leaked_mib", [0, 64])
+def test_memory_that_the_program_frees_after_the_import_of_torch_hides_no_leak(leaked_mib):
+    imports = "import memwatch, numpy; array = numpy.ones(128 << 17); import torch; del array"
+    at_start_mib, mib = native_mib(imports, leaked_mib)
+    assert at_start_mib > 20
+    assert leaked_mib <= mib < leaked_mib + 30
+
+
+def test_with_torch_imported_first_nothing_is_known_of_the_start():
+    """The tensors of the program are among the blocks of malloc then."""
+    imports = "import torch; kept = [torch.ones(32 << 18) for _ in range(4)]; import memwatch"
+    at_start_mib, mib = native_mib(imports, 64)
+    assert at_start_mib == 0
+    assert mib >= 64
+
+
 def test_without_the_figure_of_malloc_the_memory_of_torch_is_native(monkeypatch):
-    monkeypatch.setattr(rows, "malloc_bytes_at_import", lambda: None)
+    monkeypatch.setattr(rows, "malloc_bytes_of_import", lambda: None)
     found = rows.rows_of(children=False)
     assert not found.nbytes(rows.NATIVE_AT_START)
     assert found.nbytes(rows.NATIVE)
@@ -389,6 +425,37 @@ def test_two_may_wait_for_the_import_of_torch_that_a_library_has_looked_up_befor
     """The import of transformers does so."""
     done = subprocess.run([sys.executable, "-c", TWO_WAIT], capture_output=True, text=True, check=False)
     assert sorted(done.stdout.split()) == ["1.0", "one", "two"], done.stderr
+
+
+OWN_TORCH = """
+import sys
+print("torch")
+sys.attempts = getattr(sys, "attempts", 0) + 1
+if sys.attempts == 1:
+    raise ImportError
+"""
+FAILS_ONCE = """
+import sys
+from memwatch.children import when_torch_is_imported
+when_torch_is_imported(lambda: print("after"), before=lambda: print("before"))
+when_torch_is_imported(lambda: print("then"))
+for _ in range(2):
+    try:
+        import torch
+    except ImportError:
+        print("failed")
+when_torch_is_imported(lambda: print("now"), before=lambda: print("too late"))
+"""
+
+
+def test_a_function_is_called_before_each_attempt_to_import_torch(tmp_path):
+    (tmp_path / "torch.py").write_text(OWN_TORCH)
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS_ONCE], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.stdout.split() == [
+        "before", "torch", "failed", "before", "torch", "after", "then", "now"
+    ], done.stderr  # fmt: skip
 
 
 @pytest.fixture
