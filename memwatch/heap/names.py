@@ -56,6 +56,17 @@ def lacks_weak_slot(cls: type) -> bool:
     return any(type_dict(base).get("__slots__") is not None for base in mro_of(cls))
 
 
+def is_weak_key_class(cls: type) -> bool:
+    """Return True if a `WeakKeyDictionary` can keep objects of a class, and each of them equals itself alone.
+
+    Where another object can equal a key, a lookup is made with a new object. A weak entry for it dies at once.
+    """
+    return bool(_WEAK_OFFSET(cls)) and all(
+        next((base for base in mro_of(cls) if name in type_dict(base)), None) is object
+        for name in ("__eq__", "__hash__")
+    )
+
+
 def class_place(cls: type) -> tuple[str | None, int | None]:
     """Return the file and line of the first function defined in a class; (None, None) if it has only data."""
     for function, _ in _functions_of(cls):

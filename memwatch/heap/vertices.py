@@ -28,6 +28,7 @@ from memwatch.heap.classes import class_ids, derives, is_a
 from memwatch.heap.names import (
     class_place,
     instance_dict,
+    is_weak_key_class,
     lacks_weak_slot,
     name_in_code,
     short_qualname,
@@ -77,7 +78,11 @@ def vertex_of(obj: object) -> Vertex:
     if is_node(obj):
         return Vertex(VertexKind.CTX if is_python_node(obj) else VertexKind.NODE, type_name(cls))
     return Vertex(
-        VertexKind.OBJECT, type_name(cls), name_in_code=name_in_code(cls), is_strong=lacks_weak_slot(cls)
+        VertexKind.OBJECT,
+        type_name(cls),
+        name_in_code=name_in_code(cls),
+        is_strong=lacks_weak_slot(cls),
+        is_weak_key=is_weak_key_class(cls),
     )
 
 

@@ -36,7 +36,7 @@ class LeakRow:
         is_reached: True if a live root reaches it: its path is a way from there, and no cycle.
         amount: a template for how much leaked: hooks have no bytes of their own, and the bytes of nodes are estimated
             from their number.
-        has_bytes: False if nothing of it is measured in bytes, so that no size is too small to count.
+        has_bytes: False if no size is too small to count: hooks leak, and may keep no tensor at all.
         one: the word for one of the leaked things.
         many: the word for several of them.
     """
@@ -136,7 +136,7 @@ class LeakKind(str, Enum):
         return self not in (LeakKind.GRAPH, LeakKind.HOOKS)
 
     def is_below(self, nbytes: int, least_bytes: int) -> bool:
-        """Return True if a leak of so many bytes is too small to count; hooks have none, and always count."""
+        """Return True if a leak of so many bytes is too small to count. Hooks always count, whatever they keep."""
         return self.row.has_bytes and nbytes < least_bytes
 
     @property

@@ -100,6 +100,7 @@ class _Change:
         scopes: the functions and classes around the place at which the names are read, outermost first.
         function: the function with the line, `<module>` outside functions.
         depth: the entries between the named object and the container: 1 for `history["loss"].append(1)`.
+        hook_line: of an expression that registers a hook, the line of the hook's name or of its `lambda`.
     """
 
     names: tuple[str, ...]
@@ -108,6 +109,7 @@ class _Change:
     scopes: tuple[_Scope, ...]
     function: str
     depth: int = 0
+    hook_line: int | None = None
 
     @property
     def functions(self) -> list[_Scope]:
@@ -298,7 +300,7 @@ def _is_hook(
     """
     is_same_file = hook.file is not None and _absolute(file) == _absolute(hook.file)
     if change.names == (_LAMBDA,):
-        return is_same_file and defined is None and change.line == hook.line
+        return is_same_file and defined is None and change.hook_line == hook.line
     if defined is None or change.names[-1:] != (defined[-1].name,):
         return False
     around = defined[:-1]
@@ -456,10 +458,15 @@ def _changes(text: str) -> _File:
             added = [(names, depth) for names, depth in map(_names, _targets(node)) if names]
             found += [_change(names, node, lines, place, depth) for names, depth in added]
             links += [_change(names, node, lines, place) for names in _linked(node)]
+            if isinstance(node, (ast.With, ast.AsyncWith)):  # at its end it calls the `remove()` of a handle
+                removed.update(id(item.context_expr) for item in node.items)
             if isinstance(node, ast.Attribute) and node.attr == _REMOVE:
                 removed.add(id(node.value))  # `module.register_forward_hook(f).remove()`
             elif id(node) not in removed:
-                registrations += [_change(names, node, lines, place) for names in _registered(node)]
+                registrations += [
+                    replace(_change(names, node, lines, place), hook_line=line)
+                    for names, line in _registered(node)
+                ]
         if isinstance(node, FUNCTIONS):
             last = node.end_lineno or node.lineno
             if scopes and scopes[-1].variables is None:
@@ -589,8 +596,8 @@ def _read_by(node: ast.expr) -> set[tuple[str, ...]]:
     return {_plain(each) for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))}
 
 
-def _registered(node: ast.AST) -> list[tuple[str, ...]]:
-    """Return the names of the function that an expression registers as a hook."""
+def _registered(node: ast.AST) -> list[tuple[tuple[str, ...], int]]:
+    """Return the names of the function that an expression registers as a hook, and the line with them."""
     if not isinstance(node, ast.Call) or not _REGISTER.fullmatch(_function(node)):
         return []
     found = []
@@ -598,7 +605,7 @@ def _registered(node: ast.AST) -> list[tuple[str, ...]]:
         is_partial = isinstance(given, ast.Call) and _function(given) == functools.partial.__name__
         hook = given.args[0] if is_partial and given.args else given  # type: ignore[attr-defined]
         names = (_LAMBDA,) if isinstance(hook, ast.Lambda) else _plain(hook)
-        found += [names] * bool(names)
+        found += [(names, hook.lineno)] * bool(names)
     return found
 
 

@@ -146,8 +146,7 @@ def _of_key(cut: Edge | None, path: Sequence[Edge]) -> Remedy:
         return Remedy.VALUE
     if key.kind is VertexKind.TENSOR:
         return Remedy.VALUE_OF_TENSORS
-    is_object = key.kind is VertexKind.OBJECT and not key.is_strong
-    return Remedy.VALUE_OF_OBJECTS if is_object else Remedy.VALUE
+    return Remedy.VALUE_OF_OBJECTS if key.is_weak_key else Remedy.VALUE
 
 
 def _targets(edges: Iterable[Edge]) -> list[VertexKind]:

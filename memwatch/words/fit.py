@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST_NAMES: Final = 2
-"""So many modules are named; of more, the first and the last are named."""
+"""So many modules are named; of more, the first and the last are named. A guess."""
 
 PLAIN: Final = "the program itself"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import os
 import sys
 import types
 import unittest
@@ -373,7 +374,8 @@ class Examination:
             elif growth is None and (kept_by_cache(leak) or _line_search().is_first_growth(leak)):
                 owner = None if leak.cut is None else leak.cut.owner
                 entries = None if owner is None else owner.count
-                self.data.setdefault("kept", []).append({**leak_data(leak), "entries": entries})
+                kept = {**leak_data(leak), "entries": entries, "process": os.getpid()}
+                self.data.setdefault("kept", []).append(kept)
             else:
                 real.append(leak)
         self.data["leaks"] = [leak_data(leak) for leak in real]

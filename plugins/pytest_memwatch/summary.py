@@ -10,7 +10,7 @@ import copy
 import functools
 import json
 from collections import Counter
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -55,6 +55,9 @@ Results = dict[str, dict[str, Any]]
 Freed = dict[str, list[int]]
 """Cause -> how many of the tensors that single passes told were freed since, and how many were told."""
 _TOLD: Final = ("kind", "holder", "reference", "site", "tensor", "hook", "advice", "path")
+_LEAST_GROWING: Final = 3
+"""Tests of one process after which a container that had more entries after each has grown. A guess: of two tests, the
+first may fill it, and the second add its own entry."""
 MOST_LINES: Final = 28
 MOST_SHORT: Final = 8
 """Lines of the summary that causes may take: in full, and then in one line each."""
@@ -98,8 +101,8 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
     (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`); `above_limit` (a sentence,
     if the peak is above the limit or the baseline); `top` (the lines that allocated most), `findings`,
     `ignored_findings`, `leaks`, `ignored`, `small` (below the least size), `kept` (by caches, each with the number of
-    `entries` of its container after the test), `emptied` (freed by fixtures before the next test), `machinery` (cycles
-    of tools), `allowed` and `page`.
+    `entries` of its container after the test, and with the id of the test's `process`), `emptied` (freed by fixtures
+    before the next test), `machinery` (cycles of tools), `allowed` and `page`.
     Keys of figures that were not measured are absent.
 
     Raises:
@@ -235,28 +238,40 @@ def _noted(results: Results, key: str, title: str, *, verbose: bool) -> list[str
             groups.setdefault(leak["cause"], []).append(leak)
     lines = [f"{title} ({sum(map(len, groups.values()))})"] if groups else []
     # a first fill is no leak, but a cache that grows on may be one
-    ordered = sorted(groups.values(), key=lambda leaks: (not _grew(leaks), -len(leaks)))
+    ordered = sorted(groups.values(), key=lambda leaks: (not _grown(leaks), -len(leaks)))
     shown = ordered if verbose else ordered[:MOST_SHORT]
     for leaks in shown:
         total = sum(leak["nbytes"] for leak in leaks)
         tests = f"{len(leaks)} test{'s'[: len(leaks) != 1]}"
-        if _grew(leaks):
-            is_even = len({leak["nbytes"] for leak in leaks}) == 1
-            mean = format_bytes(total // len(leaks)) + " on average" * (not is_even)
-            tests = f"grew in each of {tests}, by {mean}"
+        if grown := _grown(leaks):
+            sizes = [leak["nbytes"] for leak in grown]
+            mean = format_bytes(sum(sizes) // len(sizes)) + " on average" * (len(set(sizes)) > 1)
+            count = "each" if len(grown) == len(leaks) else len(grown)
+            tests = f"grew in {count} of {tests}, by {mean}"
         lines.append(f"  {format_bytes(total):>12}  {leaks[0]['holder']}  ({tests})")
     more = ordered[len(shown) :]
     if more:
-        growing = sum(map(_grew, more))
+        growing = sum(map(bool, map(_grown, more)))
         also = f", {growing} of them grew in each of several tests" if growing else ""
         lines.append(f"  and {len(more)} more{also} (all of them with -v or --memwatch-json)")
     return lines
 
 
-def _grew(leaks: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if the container had more entries after each of several tests than after the one before."""
-    entries = [leak.get("entries") or 0 for leak in leaks]
-    return len(entries) > 1 and all(before < after for before, after in pairwise(entries))
+def _grown(leaks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return what a container took in the processes in which it grew with each of at least three tests.
+
+    Each process of xdist has a container of its own, which it fills for a first time. The list is empty if the
+    container did not grow between two tests of any process.
+    """
+    by_process: dict[int | None, list[Mapping[str, Any]]] = {}
+    for leak in leaks:
+        by_process.setdefault(leak.get("process"), []).append(leak)
+    for in_process in by_process.values():
+        entries = [leak.get("entries") or 0 for leak in in_process]
+        if any(before >= after for before, after in pairwise(entries)):
+            return []
+    grown = (each for each in by_process.values() if len(each) >= _LEAST_GROWING)
+    return list(chain.from_iterable(grown))
 
 
 def _small(results: Results, settings: Settings) -> list[str]:

@@ -108,6 +108,36 @@ def of_a_lambda():
     LAYER.register_forward_hook(lambda *_args: None)
 
 
+def of_a_lambda_on_its_own_line():
+    LAYER.register_forward_pre_hook(
+        lambda *_args: None,
+    ).remove()
+    LAYER.register_forward_hook(
+        lambda *_args: None,
+    )
+
+
+def of_a_partial_on_its_own_line():
+    LAYER.register_forward_hook(
+        functools.partial(
+            lambda *_args: None,
+            made(),
+        )
+    )
+
+
+def noted(_module, _args, _output):
+    pass
+
+
+def of_a_block():
+    with LAYER.register_forward_hook(noted):
+        LAYER(torch.ones(1, 8))
+    with torch.no_grad(), LAYER.register_forward_hook(noted) as _handle:
+        LAYER(torch.ones(1, 8))
+    LAYER.register_forward_hook(noted)
+
+
 def of_a_partial():
     kept = made()
     LAYER.register_forward_pre_hook(functools.partial(with_more, kept))
@@ -139,6 +169,9 @@ def of_an_argument():
         (of_a_method_of_an_unknown_object, ""),
         (of_an_inner_function, "in of_an_inner_function: `LAYER.register_forward_hook(hook)`"),
         (of_a_lambda, "in of_a_lambda: `LAYER.register_forward_hook(lambda *_args: None)`"),
+        (of_a_lambda_on_its_own_line, "in of_a_lambda_on_its_own_line: `LAYER.register_forward_hook( ...`"),
+        (of_a_partial_on_its_own_line, "in of_a_partial_on_its_own_line: `LAYER.register_forward_hook( ...`"),
+        (of_a_block, "in of_a_block: `LAYER.register_forward_hook(noted)`"),
         (
             of_a_partial,
             "in of_a_partial: `LAYER.register_forward_pre_hook(functools.partial(with_more, kept))`",
@@ -319,5 +352,12 @@ def test_correct_programs_stay_silent():
         tracker.increment(linear())
         del tracker[-1]
         LAYER.register_forward_hook(note).remove()
+        with (
+            LAYER.register_forward_hook(noted),
+            LAYER.register_forward_hook(
+                lambda *_args: None,
+            ),
+        ):
+            LAYER(made()[:8])
 
     assert find_leaks(step) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import datetime
 import functools
 import io
 import itertools
@@ -10,6 +12,7 @@ import pickle
 import sys
 import weakref
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -117,6 +120,26 @@ class Slotted:
     __slots__ = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A key that a weak reference can refer to, and that equals other objects."""
+
+    number: int
+
+
+class Asked(type):
+    """A metaclass that must not be asked for the methods of its classes."""
+
+    def __getattribute__(cls, name):
+        if name in ("__eq__", "__hash__", "__weakrefoffset__"):
+            raise AssertionError(name)
+        return super().__getattribute__(name)
+
+
+class OfMetaclass(metaclass=Asked):
+    """A key whose class has a metaclass with code."""
+
+
 @pytest.mark.parametrize(
     ("make_key", "remedy"),
     [
@@ -124,10 +147,18 @@ class Slotted:
         (lambda table: str(len(table)), Remedy.VALUE),
         (lambda table: (len(table), "validation"), Remedy.VALUE),
         (lambda _: Slotted(), Remedy.VALUE),
+        (lambda table: range(len(table)), Remedy.VALUE),
+        (lambda table: numpy.int64(len(table)), Remedy.VALUE),
+        (lambda table: datetime.date.fromordinal(len(table) + 1), Remedy.VALUE),
+        (lambda table: Spec(len(table)), Remedy.VALUE),
+        (lambda _: OfMetaclass(), Remedy.VALUE_OF_OBJECTS),
         (lambda _: Plain(), Remedy.VALUE_OF_OBJECTS),
         (lambda _: torch.ones(3), Remedy.VALUE_OF_TENSORS),
     ],
-    ids=["number", "text", "tuple", "slots", "object", "tensor"],
+    ids=[
+        *("number", "text", "tuple", "slots", "range", "scalar", "date", "dataclass"),
+        *("metaclass", "object", "tensor"),
+    ],
 )
 def test_the_advice_for_a_dictionary_depends_on_its_keys(make_key, remedy):
     table = {}
@@ -155,6 +186,17 @@ def memo(table, key_of):
         return table[key]
 
     return lambda: inner(torch.ones(3)) is None
+
+
+def test_a_key_that_equals_others_is_not_to_be_weak():
+    """A lookup with a new equal object finds nothing, because the entry went with the first one."""
+    table, weak = {}, weakref.WeakKeyDictionary()
+    table[Spec(1)] = weak[Spec(1)] = 1
+    assert Spec(1) in table
+    assert Spec(1) not in weak
+    for key in (range(1), numpy.int64(1), datetime.date(2000, 1, 1)):
+        with pytest.raises(TypeError, match="weak reference"):
+            weak[key] = 1
 
 
 def test_a_table_with_tensors_as_keys_is_to_have_keys_that_come_again():

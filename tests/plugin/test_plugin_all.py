@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
+from pytest_memwatch.summary import summary_lines
 
 
 def test_all_checks_every_test_in_one_run(session):
@@ -93,6 +97,64 @@ def test_a_cache_that_grew_in_several_tests_is_said_to_have_grown(session):
     )
     assert str(result.stdout).count("grew in each") == 1
     result.stdout.fnmatch_lines(["*15.62 KiB  global `FIRST` of module*(1 test)"])
+
+
+def test_two_first_fills_are_not_said_to_have_grown(session):
+    """The first test fills the cache, and the second adds its own entry."""
+    result = session(
+        """
+        import pytest, torch
+        CACHE = {}
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_cache(number): CACHE[number] = torch.ones(1000)
+        """,
+        "--memwatch-leaks=all",
+    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*7.81 KiB  global `CACHE` of module*(2 tests)"])
+
+
+def lines_of(entries):
+    """Return the line of a cache in the summary, from the process and the entries after each test."""
+    kept = [
+        {"cause": "cache", "holder": "global `CACHE`", "nbytes": 4096, "entries": count, "process": process}
+        for process, count in entries
+    ]
+    results = {f"test_{number}": {"failed": None, "kept": [each]} for number, each in enumerate(kept)}
+    settings = SimpleNamespace(measure=False, ignore=(), leaks_min_bytes=1)
+    return summary_lines(results, settings, None, {})[1:]
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([(1, 1), (2, 2), (3, 3)], "12.00 KiB  global `CACHE`  (3 tests)"),
+        ([(1, 1), (2, 4), (1, 2), (2, 5)], "16.00 KiB  global `CACHE`  (4 tests)"),
+        ([(1, 1), (1, 2), (1, 3)], "12.00 KiB  global `CACHE`  (grew in each of 3 tests, by 4.00 KiB)"),
+        (
+            [(1, 1), (2, 1), (1, 2), (1, 3)],
+            "16.00 KiB  global `CACHE`  (grew in 3 of 4 tests, by 4.00 KiB)",
+        ),
+        ([(1, 1), (2, 1), (1, 2), (2, 1), (1, 3)], "20.00 KiB  global `CACHE`  (5 tests)"),
+    ],
+    ids=["first fills", "two each", "one process", "and a first fill", "replaced in the other"],
+)
+def test_a_cache_grows_in_a_process(entries, words):
+    """Each process of xdist has its own cache, so entries of two processes are not compared."""
+    assert [line.strip() for line in lines_of(entries)] == [words]
+
+
+def test_what_a_cache_keeps_has_the_process(results):
+    of_test = results(
+        """
+        import torch
+        CACHE = {}
+        def test_cache(): CACHE["mask"] = torch.ones(1000)
+        """,
+        "--memwatch-leaks=all",
+    )
+    [kept] = of_test["test_cache"]["kept"]
+    assert (kept["entries"], kept["process"]) == (1, os.getpid())
 
 
 @pytest.mark.whole
