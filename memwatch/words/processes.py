@@ -237,7 +237,9 @@ GROWN_CONTAINERS: Final = (
     "{count} of the containers that grew most (about {size} together) are held by {holder}"
 )
 HOW_AT_MONITOR: Final = "what is left of the row native of when the monitor began"
-HOW_AT_IMPORT: Final = "mallinfo2 before and after the import of torch, without the blocks of Python objects"
+HOW_AT_IMPORT: Final = (
+    "mallinfo2 around the import of torch, or at that of memwatch, without the blocks of Python objects"
+)
 _EXPLAINED: Final = "{share:.0f} % of RSS explained"
 _FROM_START: Final = ": {known:.0f} % by its cause, and {share:.0f} % is native memory from the start"
 _LEAST_START: Final = 0.005

@@ -311,12 +311,12 @@ def test_memory_that_the_program_frees_after_the_import_of_torch_hides_no_leak(l
     assert leaked_mib <= mib < leaked_mib + 30
 
 
-def test_with_torch_imported_first_nothing_is_known_of_the_start():
-    """The tensors of the program are among the blocks of malloc then."""
-    imports = "import torch; kept = [torch.ones(32 << 18) for _ in range(4)]; import memwatch"
+def test_with_torch_imported_first_the_tensors_of_the_program_hide_no_large_leak():
+    """They are among the blocks of malloc at the import of memwatch. A figure without a limit would hide 300 MiB."""
+    imports = "import torch; kept = [torch.ones(32 << 18) for _ in range(8)]; import memwatch"
     at_start_mib, mib = native_mib(imports, 64)
-    assert at_start_mib == 0
-    assert mib >= 64
+    assert 20 < at_start_mib < 96
+    assert mib >= 32
 
 
 def test_without_the_figure_of_malloc_the_memory_of_torch_is_native(monkeypatch):
