@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import subprocess
@@ -157,7 +156,11 @@ def _forked_python(request, tmp_path, tmp_path_factory):
 @pytest.fixture
 def fresh_python(_forked_python):
     """Run code with arguments as `python -c` does, in a process and an empty folder of its own, but quickly."""
-    return functools.partial(_forked_python, "_fork_server")
+
+    def run(code, *arguments, **environment):
+        return _forked_python("_fork_server", code, *arguments, **environment)
+
+    return run
 
 
 @pytest.fixture

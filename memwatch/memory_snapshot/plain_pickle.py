@@ -42,7 +42,7 @@ def read_plain_pickle(data: bytes) -> Any:
         raise SnapshotError(
             "it is no memory snapshot of torch, or it is damaged "
             f"(byte {reader.at} of {len(data)}, {type(error).__name__}). "
-            "`torch.cuda.memory._dump_snapshot(FILE)` writes one"
+            "torch's function `_dump_snapshot` writes one"
         ) from error
 
 

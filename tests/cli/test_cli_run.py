@@ -125,7 +125,7 @@ def test_files_that_exist_are_kept(shell_memwatch, tmp_path):
         assert re.fullmatch(r"memwatch: error: \S+ exists; .* -f\n", done.stderr)
         assert (tmp_path / name).read_text() == "precious"
         (tmp_path / name).unlink()
-    (tmp_path / "a.memwatch").write_text("old")
+    (tmp_path / "a.memwatch").write_bytes(b"SQLite format 3\0 of an old capture")
     done = shell_memwatch("run", "-qf", "-o", "a.memwatch", "-c", "import torch; torch.ones(3)")
     assert done.returncode == 0
     assert memwatch.load(tmp_path / "a.memwatch").peak_bytes > 0

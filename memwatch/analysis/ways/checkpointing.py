@@ -129,7 +129,7 @@ class SavingModules:
         for child in children:
             is_repeated = self._is_called[child] and counts[self._classes[child]] > 1
             within = []
-            if is_innermost or not is_repeated:
+            if child in self._children and (is_innermost or not is_repeated):
                 within = list(self._repeated(child, is_innermost=is_innermost))
             if is_repeated:
                 yield from [each for each in within if each in self._children] or [child]
