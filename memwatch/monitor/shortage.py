@@ -355,7 +355,7 @@ def _is_raised(error: BaseException) -> bool:
     if trace is None:
         return False
     code = trace.tb_frame.f_code.co_code
-    return 0 <= trace.tb_lasti < len(code) and code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return bool(0 <= trace.tb_lasti < len(code) and code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"])
 
 
 _SHORT: Final = 4  # most rows of a list in the note on an error; a guess
