@@ -118,7 +118,8 @@ def test_memory_of_earlier_tests_is_no_part_of_the_peak(pytester):
         json.loads((pytester.path / name).read_text())["tests"][0] for name in ("out.json", "beside.json")
     ]
     left_bytes = tests[1]["baseline_bytes"] - tests[0]["baseline_bytes"]
-    assert left_bytes == 64 << 20
+    # tensors that earlier tests of this worker left may be freed between the two sessions
+    assert left_bytes == pytest.approx(64 << 20, abs=1 << 20)
     predicted = [test["findings"][0]["predicted_peak_bytes"] for test in tests]
     assert predicted[1] - predicted[0] == left_bytes
 
