@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from functools import _lru_cache_wrapper, partial
 from types import (
     AsyncGeneratorType,
@@ -82,7 +83,6 @@ def vertex_of(obj: object) -> Vertex:
         type_name(cls),
         name_in_code=name_in_code(cls),
         is_strong=lacks_weak_slot(cls),
-        is_weak_key=is_weak_key_class(cls),
     )
 
 
@@ -127,7 +127,11 @@ def key_text(key: object) -> str:
 
 def key_vertex(key: object) -> Vertex | None:
     """Return the description of a dictionary key; None for a number, a text or another constant."""
-    return None if id(type(key)) in _WRITTEN else vertex_of(key)
+    if id(type(key)) in _WRITTEN:
+        return None
+    vertex = vertex_of(key)
+    is_weak_key = vertex.kind is VertexKind.OBJECT and is_weak_key_class(type(key))
+    return replace(vertex, is_weak_key=True) if is_weak_key else vertex
 
 
 def _tensor(tensor: Any) -> Vertex:

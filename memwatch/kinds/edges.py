@@ -648,8 +648,8 @@ class Vertex:
         name_in_code: the class's name in the code, if a function made the class and then renamed it.
         is_strong: True for an object that no weak reference can refer to, because its class has `__slots__` without
             `__weakref__`. A capture does not keep this.
-        is_weak_key: True for an object that a `WeakKeyDictionary` can keep as a key, and that equals itself alone. A
-            capture does not keep this.
+        is_weak_key: of the key of a dictionary, True if a `WeakKeyDictionary` can keep the key and only the key itself
+            equals it. A capture does not keep this.
         bases: of an owner of attributes, the base classes of its class: the name of each, and the file of its methods.
             A capture does not keep them.
     """

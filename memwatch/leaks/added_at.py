@@ -282,8 +282,12 @@ def _growing(edges: Sequence[Edge], at: int) -> int:
             break
         if edges[place].kind in (EdgeKind.ITEM, EdgeKind.MEMBER):
             places.append(place)
-    owners = {place: edges[place].owner for place in places}
-    return max(places, key=lambda place: (owners[place].count if owners[place] else None) or 0)  # type: ignore[union-attr]
+
+    def count(place: int) -> int:
+        owner = edges[place].owner
+        return 0 if owner is None else owner.count or 0
+
+    return max(places, key=count)
 
 
 def _is_hook(

@@ -132,9 +132,9 @@ class Shortage:
         failure = Failure.of(error)
         self.asked_bytes, self.in_worker = failure.asked_bytes, failure.in_worker
         self.in_process, self.is_of_host = failure.in_process, is_of_host(error)
-        self.is_memory_error = (
-            isinstance(error, MemoryError) and not failure.by_limit and not failure.in_worker
-        )
+        # `isinstance` may ask the object for its class
+        is_memory_error = issubclass(type(error), MemoryError)
+        self.is_memory_error = is_memory_error and not failure.by_limit and not failure.in_worker
         self.is_raised = all(_is_raised(each) for each in _shortages_of(error))
         # Python stores no text for numpy's error: only its own `__str__` makes one
         text = str(error) if is_of_numpy(error) else BaseException.__str__(error)

@@ -20,6 +20,9 @@ from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
 from memwatch.devices import NOTE_KIND, adapter_of, devices_in_use
 from memwatch.devices.adapters import reserved_in
+from memwatch.heap.classes import class_ids
+from memwatch.heap.names import instance_dict
+from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.host_allocators import malloc_figures, python_figures
 from memwatch.job import CHILDREN, JobPlace, has_process_group
 from memwatch.patches import Patches
@@ -35,7 +38,8 @@ _OF_LOADERS: Final = "torch.utils.data."
 """Start of the module name of the function that DataLoader workers run."""
 _MOST_TIMES: Final = 1_000
 """Starts of processes whose times are kept one by one. A guess: an epoch with four workers has four."""
-_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_PLAIN: Final = class_ids(type(None), bool, int, float, str, bytes)
+_RUN: Final = multiprocessing.process.BaseProcess.run
 _forks: Final = [0]  # of this process so far; os.register_at_fork cannot be undone
 _counting: Final[list[StartedProcesses]] = []
 
@@ -129,10 +133,13 @@ class StartedProcesses:
 
 
 def _may_send_tensors(process: Any) -> bool:
-    """Return True unless `multiprocessing` sends a process only numbers and texts."""
-    arguments = (*getattr(process, "_args", ()), *getattr(process, "_kwargs", {}).values())
-    has_own_state = type(process).run is not multiprocessing.process.BaseProcess.run
-    return has_own_state or not all(type(argument) in _PLAIN for argument in arguments)
+    """Return True unless `multiprocessing` sends a process only numbers and texts. No code of the program runs."""
+    attributes = instance_dict(process) or {}
+    positional, named = attributes.get("_args"), attributes.get("_kwargs")
+    runs = next(type_dict(base)["run"] for base in mro_of(type(process)) if "run" in type_dict(base))
+    if runs is not _RUN or type(positional) is not tuple or type(named) is not dict:
+        return True  # an object of its own class is sent whole
+    return any(id(type(argument)) not in _PLAIN for argument in (*positional, *named.values()))
 
 
 def _is_python(command: Any) -> bool:

@@ -220,6 +220,26 @@ def test_numbers_and_texts_are_no_tensors():
     assert _may_send_tensors(context.Process(target=len, kwargs={"value": [torch.ones(1)]}))
 
 
+def test_no_code_of_the_programs_process_class_runs():
+    """It may record each look, or raise."""
+    looks = []
+
+    class Recording(type):
+        def __getattribute__(cls, name):
+            looks.append(name)
+            return super().__getattribute__(name)
+
+    class Process(multiprocessing.get_context("spawn").Process, metaclass=Recording):
+        def __getattribute__(self, name):
+            looks.append(name)
+            return super().__getattribute__(name)
+
+    process = Process(target=len, args=(1,))
+    looks.clear()
+    assert not _may_send_tensors(process)
+    assert looks == []
+
+
 def test_a_spawned_process_without_tensors_reads_no_memory():
     context = multiprocessing.get_context("spawn")
 
