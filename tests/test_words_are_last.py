@@ -79,6 +79,7 @@ _IDENTIFIERS: Final = {
     "x": "a permission of a mapping, as the kernel writes it",
     "error": "a key of the answer of a child process",
     "next_functions": "an attribute of autograd's nodes",
+    "run": "the method that a process of multiprocessing calls",
     "register_prehook": "a method of autograd's nodes",
     "memory": "a controller of control groups, as the kernel writes it",
     "empty": "a part of the names of torch's ops",
