@@ -24,7 +24,6 @@ from memwatch._torch.lookup import NoSuchClass, Part
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-if TYPE_CHECKING:
     from torch import fx
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTOutput
 
@@ -35,7 +34,7 @@ else:
         "torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput", NoSuchClass
     )
     """The class of outputs of a joint graph that AOTAutograd writes back into an input."""
-    PlainOutput = Part("a plan of a compiled graph takes it that the program keeps what it is given").take(
+    PlainOutput = Part("a plan of a compiled graph assumes that the program keeps every output").take(
         "torch._functorch._aot_autograd.descriptors.PlainAOTOutput", NoSuchClass
     )
     """The class of outputs of a joint graph that the program gets. `idx` is the output's index."""
@@ -56,15 +55,15 @@ def has_region_budget(module: fx.GraphModule) -> bool:
 def keep_in_forward(node: fx.Node) -> None:
     """Keep a node in the forward when a joint graph is cut, although its inputs are available in the backward.
 
-    Otherwise random ops would run in both halves, because a cut never drops a random op.
+    torch copies a random op without this mark into both parts, and then it would run twice.
     """
     node.meta[_PARTITIONER_TAG] = _IN_FORWARD
 
 
 def is_kept_in_forward(node: fx.Node) -> bool:
-    """Return True for a node that must run in the forward, although it may come after the backward's nodes.
+    """Return True for a node that must run in the forward.
 
-    A joint graph writes into its inputs at its end.
+    Such a node may come after the backward's nodes, because a joint graph writes into its inputs last.
     """
     return node.meta.get(_PARTITIONER_TAG) == _IN_FORWARD
 
@@ -73,7 +72,10 @@ _module: Any = symbolic_shapes
 size_hint: Final[Callable[..., int]] = (
     _module.optimization_hint if hasattr(_module, "optimization_hint") else _module.hint_int
 )
-"""Return the value that a symbol had when it was traced, without a guard; `fallback` if it had none."""
+"""Return the value that a symbol had when it was traced, without a guard: `size_hint(size, fallback=n)`.
+
+`n` is the result for a symbol that had no value.
+"""
 
 
 def symbol_of(size: Any) -> Any:

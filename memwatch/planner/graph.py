@@ -183,7 +183,7 @@ class Graph:
         buffer_pinned: whether each buffer must exist, in its last version, at the end.
         buffer_freeable: whether each buffer may be freed after its last use: it is not pinned, and it was made by an
             op or is one of `freeable_externals`.
-        buffer_death: op after which the recorded program freed each buffer, -1 if that was its last use. Only
+        buffer_death: op after which the recorded program freed each buffer, -1 if it was freed at its last use. Only
             `program_peak` reads it: plans always free at the last use.
         reads: op -> buffers it reads.
         read_version: version that is read, for each entry of `reads`.
@@ -247,9 +247,7 @@ class Graph:
         reads, read_version, writes, write_version = _buffer_access(specs, index, producer)
         makes = Csr.from_rows([[index[name] for name in spec.makes] for spec in specs])
         effect = np.array([spec.effect for spec in specs], dtype=np.int8)
-        # an external buffer without a use is never freed, because the free follows the last use
-        freed = {name for spec in specs for name in (*spec.reads, *spec.writes) if name in may_free}
-        freeable = [name not in pinned and (name in producer or name in freed) for name in index]
+        freeable = [name not in pinned and (name in producer or name in may_free) for name in index]
         return cls(
             op_names=tuple(spec.name for spec in specs),
             op_cost=np.array([spec.cost for spec in specs], dtype=np.float64),
@@ -338,10 +336,10 @@ class Graph:
 
 
 def fingerprint(graph: Graph) -> str:
-    """Return a hash of the ops, the buffers, their sizes, and their uses. A plan fits programs with the same hash only.
+    """Return a hash of the ops, the buffers, their sizes, and their uses. A plan fits only programs with the same hash.
 
     Costs, run times and workspaces are left out. They are measured and differ between recordings, and an order of the
-    ops is valid with any of them.
+    ops is valid with any of them. The versions follow from the order of the ops.
     """
     digest = hashlib.sha256()
     digest.update(repr(graph.op_names).encode())

@@ -1,7 +1,8 @@
 """The planner in Python, for machines on which the kernels cannot be loaded.
 
 It promises a valid plan whose peak is never above that of program order, and no more. The searches in `order` and
-`recompute` find lower peaks and cheaper plans. `native.library.prepare` decides which of the two plans.
+`recompute` find lower peaks and cheaper plans. `native.library.prepare` decides whether they or this module make the
+plan.
 
 It tries a list order and checkpointed schedules. If none of them fits the budget, it cuts gaps. A gap is a
 buffer that lies idle at the peak. The cut computes the buffer again before its next use, or moves it out and back.
@@ -58,9 +59,9 @@ def greedy_order(graph: Graph, clock: Clock) -> OrderResult:
 
 
 def _least_growth(problem: Problem, clock: Clock) -> Iterator[int]:
-    """Yield the ready op that fits under the present peak and adds the fewest live bytes, until all ops have run.
+    """Yield the ready op that fits under the present peak and adds the fewest live bytes.
 
-    If no op fits, the op that needs the fewest bytes runs.
+    If no op fits, the op that needs the fewest bytes runs. It stops early if the time is up.
     """
     touch, touch_ptr = problem.touch.tolist(), problem.touch_ptr.tolist()
     succ, succ_ptr = problem.succ.tolist(), problem.succ_ptr.tolist()
@@ -152,7 +153,7 @@ class GreedySearch:
         return min(known, key=lambda one: one.key(self._budget_bytes))
 
     def _priced(self, tokens: IntArray) -> PricedSchedule:
-        """Return a schedule with its price. No copy hides behind computing here, so a move costs its whole time.
+        """Return a schedule with its price. Copies never overlap with computing here, so a move costs its whole time.
 
         Raises:
             OrderError: the schedule does not compute what the program computes.
@@ -163,7 +164,7 @@ class GreedySearch:
         return PricedSchedule(tokens, peak_bytes, _cost(self._graph, schedule.ops) + float(moves))
 
     def _with_cuts(self, found: PricedSchedule) -> PricedSchedule:
-        """Return a schedule with the best cut at its peak, then at its new peak, until it fits or no cut helps."""
+        """Cut again and again at one of the highest steps above the budget, until the schedule fits or no cut helps."""
         tokens: IntArray | None = found.tokens
         while tokens is not None and not self._clock.is_over():
             found = self._priced(tokens)
@@ -180,7 +181,7 @@ class GreedySearch:
     ) -> IntArray | None:
         """Return the tokens with the cut at a step that removes the most bytes above the budget for its price.
 
-        The result is None if all cuts leave as many bytes above the budget.
+        The result is None if no cut lowers the sum of bytes above the budget.
         """
         graph = self._graph
         above = np.cumsum(np.concatenate(([0], np.maximum(live - self._budget_bytes, 0))))
@@ -210,8 +211,9 @@ class GreedySearch:
     def _overflow(self, tokens: IntArray, live: IntArray) -> int:
         """Return the bytes above the budget, summed over the steps.
 
-        Of a repeated op, only the bytes count that it adds to the step that needs it. All steps near it may be
-        far above the budget. If a repeated op counted in full, every cut there would look bad.
+        A repeated op or a move counts only the bytes by which its step exceeds the budget more than the next first run
+        of an op does. All steps near it may be far above the budget. If it counted in full, every cut there would look
+        bad.
         """
         graph = self._graph
         above = np.maximum(live - self._budget_bytes, 0)
@@ -247,7 +249,8 @@ class GreedySearch:
     def _cuts_of(self, allocated: Allocations, gap: _Gap) -> Iterator[tuple[float, list[tuple[int, int]]]]:
         """Yield the ways to cut a gap: the price, and the tokens to insert with their places.
 
-        The op that makes the buffer runs again. Inputs that were freed are kept alive, or computed again too.
+        There are three ways: move the buffer out and back; run its op again, and keep the inputs alive until then; or
+        run its op again together with the ops of those inputs that were freed.
         """
         graph, model = self._graph, self._model
         if model.movable[gap.buffer]:

@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Schedule:
-    """A sequence of steps. When each buffer is freed follows from it (see `peak`).
+    """A sequence of steps. When each buffer is freed follows from it (see `allocations`).
 
     Attributes:
         kind: `StepKind` of every step.
@@ -84,7 +84,7 @@ class Schedule:
         return ops
 
     def copies(self) -> IntArray:
-        """Return for every step how often the same op was computed, or the same buffer moved so, before it."""
+        """Return for every step how often it came before: the same op, or the same move of the same buffer."""
         key = self.index * len(StepKind) + self.kind
         order = np.argsort(key, kind="stable")
         grouped = key[order]
@@ -101,7 +101,7 @@ class PeakResult:
 
     Attributes:
         peak_bytes: the most bytes that are live at any instant.
-        peak_step: the first step with so many live bytes; -1 if the peak is before the first step.
+        peak_step: the first step with the peak's bytes; -1 if the peak is before the first step.
         live_bytes: live bytes while each step runs, its outputs and workspace included.
     """
 
@@ -245,8 +245,8 @@ def _allocations_without_moves(
     number = np.arange(len(buffer))
     is_use = kind != MAKE
     needs = np.where(kind == WRITE, version - 1, version)
-    # The result of a make is dropped at once if the next use wants the copy that is there.
-    # A new allocation begins where it wants the new version, 0, and where no copy is there.
+    # A repeated make opens an allocation only if the next use needs the new version, 0, or if no copy is there.
+    # Otherwise its result is dropped at once, and the copy that is there lives on.
     following = np.minimum.accumulate(np.where(is_use, number, len(buffer))[::-1])[::-1]
     has_following = following < len(buffer)
     has_following[has_following] = buffer[following[has_following]] == buffer[has_following]
@@ -287,7 +287,7 @@ def _walk(
     A make or a reload brings a version. If the next use expects this version, a new allocation begins. Otherwise the
     result is dropped at once, and the old allocation lives on.
     """
-    # the version that each event expects, or the first use after it; -1 if no use follows
+    # the version that each event expects, or the first use after it; `final` if no use follows
     wanted = [final] * (len(events) + 1)
     for slot in range(len(events) - 1, -1, -1):
         _, kind, version = events[slot]
@@ -340,7 +340,7 @@ def _events(graph: Graph, schedule: Schedule) -> _Events:
         entry = np.repeat(part.indptr[ops] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
         entry = entry + np.arange(len(entry))
         step = np.repeat(compute_steps, lengths)
-        if kind == WRITE:  # a write that only the first computation makes
+        if kind == WRITE:  # leave out, in repeats, the writes that only the first computation makes
             real = ~(graph.writes_once[entry] & np.repeat(repeats, lengths))
             entry, step = entry[real], step[real]
         buffers.append(part.indices[entry])
@@ -360,7 +360,7 @@ def _events(graph: Graph, schedule: Schedule) -> _Events:
 
 
 def _check_steps(graph: Graph, schedule: Schedule) -> None:
-    """Raise unless every op runs at least once, no effect runs twice, and effects are in program order."""
+    """Raise unless every op runs at least once, only recomputable ops run again, and effects are in program order."""
     ops = schedule.ops
     moved = schedule.index[schedule.kind != StepKind.COMPUTE]
     for indices, limit, what in ((ops, graph.num_ops, "ops"), (moved, graph.num_buffers, "buffers")):

@@ -57,7 +57,8 @@ def compiled_reader():
 
 READERS = {
     "compiled": lambda tensor: compiled_reader()(tensor, True),
-    "Python": peeks._read_in_python,
+    "Python": lambda tensor: peeks._read_in_python(tensor, False),
+    "Python with the node": lambda tensor: peeks._read_in_python(tensor, True),
     "base": peeks.base_of,
     **{
         name: TENSOR_DICT[name].__get__
@@ -86,7 +87,7 @@ def test_these_getters_of_torch_change_the_program(name):
 
 def states_of(tensor):
     with torch._C.DisableTorchFunction():
-        return peeks.AutogradState(*compiled_reader()(tensor, True)), peeks._read_in_python(tensor)
+        return peeks.AutogradState(*compiled_reader()(tensor, True)), peeks._read_in_python(tensor, True)
 
 
 def test_both_readers_agree_with_torch_where_torch_computes_nothing():

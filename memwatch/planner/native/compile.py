@@ -1,4 +1,6 @@
-"""Run the compiler and put the library in its place: a process of its own, which outlives a planner in a hurry.
+"""Compile the planner's library and move it into place.
+
+This is a process of its own, so that it goes on if the planner stops waiting.
 
 Usage: `python compile.py TARGET COMPILER FLAG... SOURCE`
 """

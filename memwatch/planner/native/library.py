@@ -2,8 +2,8 @@
 
 `prepare` decides for a search whether it can use the kernels.
 
-The library needs neither torch nor the headers of Python, so one file serves all of them on a machine. Its name holds
-a digest of its sources. It lies in the user's cache, or in the package, where a wheel may have it.
+The library needs neither torch nor the headers of Python, so one file serves all their versions on a machine. Its name
+holds a digest of its sources. It lies in the user's cache, or in the package if a wheel brought it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ _WHAT: Final = "the planner's library"
 _FALLBACK: Final = "a simple planner in Python makes the plans"
 _LINES_SHOWN: Final = 3
 _SILENT_S: Final = 2.0  # seconds of compiling before a line says so; a guess
-_SHARE_WAITED: Final = (
-    0.7  # of the time limit, to wait for the compiler; the planner in Python gets the rest; a guess
-)
+_SHARE_WAITED: Final = 0.7
+"""Share of the time limit that a search waits for the compiler; the planner in Python gets the rest. A guess."""
 _lock: Final = threading.Lock()
 _file_name: Final = functools.cache(KERNELS.file_name)
 
@@ -61,7 +60,7 @@ def load(file: pathlib.Path) -> ctypes.CDLL | None:
 
 
 def reason_to_distrust() -> str:
-    """Return why a library that is there is not loaded; empty where it is, or where there is none."""
+    """Return why an existing library may not be loaded; empty if it may, or if there is none."""
     file = path()
     return build_cache.reason_to_distrust(file) if file.parent != BUILT and file.exists() else ""
 
@@ -90,10 +89,10 @@ class Build:
         self._child = subprocess.Popen(command, stdout=self._said, stderr=self._said)  # noqa: S603  # our own command
 
     def is_done(self, within_s: float) -> bool:
-        """Wait for the compiler so long (seconds) and return True if it has ended.
+        """Wait up to `within_s` seconds for the compiler; return True if it has ended.
 
         Raises:
-            MemwatchError: the compiler did not take the sources.
+            MemwatchError: the compiler failed.
         """
         try:
             status = self._child.wait(within_s)
@@ -161,10 +160,10 @@ _loader = Loader()
 
 
 def prepare(clock: Clock) -> bool:
-    """Return True if a search can use the kernels. This is the only place that decides it.
+    """Return True if a search can use the kernels.
 
     A missing library is compiled, once per machine, if that takes at most a share of the time that is left. A line on
-    standard error says so where it takes long. If there is no compiler, or not enough time, the caller plans with
+    standard error says so if it takes long. If there is no compiler, or not enough time, the caller plans with
     `planner.greedy` instead of a search.
     """
     with _lock:
@@ -194,8 +193,8 @@ def _say(sentence: str) -> None:
 
 # Call the kernels, and pass them numbers and arrays.
 #
-# A function beside each named tuple that the kernels read calls one of them. It needs the library, so only searches
-# use it: a search begins with `library.prepare`.
+# Each kernel has one caller in Python, beside the named tuple that it reads. The callers need the library, so only
+# searches use them: a search begins with `prepare`.
 _REAL = struct.Struct("<d")
 _WORD = struct.Struct("<q")
 
@@ -216,7 +215,9 @@ def words_of(value: Any) -> list[int]:
 
 
 def call(name: str, *args: Any, returns: type[Any] = ctypes.c_int64) -> Any:
-    """Call a kernel. Numbers are passed as they are, tuples and arrays by a pointer to words.
+    """Call a kernel. Whole numbers are passed as they are, tuples and arrays by a pointer to words.
+
+    A real number must be in a tuple.
 
     Raises:
         MemwatchError: the library is not there.

@@ -1,7 +1,7 @@
 """Simulated annealing over orders, in rounds of different temperature and target.
 
 A move takes one op to another position within its legal range. The kernel keeps the order and its live bytes in a
-`Walk`. To price a move, it reads the positions between the old and the new one alone.
+`Walk`. To price a move, it reads only the positions between the old and the new one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 # For each round: how far the target lies below the best peak, and the temperature at the start. Both are shares of the
-# best peak. A move costs as many bytes as it adds above the target, over all positions. On random layered graphs,
+# best peak. The price of a move is the bytes that it adds above the
+# target, summed over all positions. On random layered graphs,
 # targets far below the peak gave the lowest peaks.
 _ROUNDS = ((0.4, 0.3), (0.2, 0.1), (0.6, 0.3), (0.8, 0.1), (0.2, 0.3), (0.4, 0.1), (0.6, 0.1), (0.8, 0.3))
 _COOLING = 1 / 25  # temperature at the end of a round, as a share of the temperature at its start; a guess
 _MOVES_PER_CALL = (
-    400_000  # a call of the kernel cannot be interrupted; so many moves take well under a second; a guess
+    400_000  # a call of the kernel cannot be interrupted, and this many take under a second; a guess
 )
 _NEAR = 100  # positions that an op moves at most, in every second round; a guess
 
@@ -110,7 +111,7 @@ class Walk(NamedTuple):
     rise: IntArray  # op -> bytes it allocates, workspace included
     net: IntArray  # op -> change of the live bytes
     level: IntArray  # position -> live bytes while the op there runs
-    after: IntArray  # position + 1 -> live bytes after it; [0]: before the first op
+    after: IntArray  # [0]: live bytes before the first op; [i + 1]: after the op at position i
     first: IntArray  # buffer -> op that touches it first
     last: IntArray  # buffer -> op that touches it last
 

@@ -1,10 +1,12 @@
 """Exact search for small programs: an optimal order, or a proven lower bound.
 
-A downset is a set of ops that may have run: together with an op, it contains all ops that must run before it. The
-live buffers depend on the downset alone, and not on the order of its ops. The search expands downsets, lowest peak
-first. Its level is the peak below which every order has been excluded so far, so it is a proven lower bound.
+A downset is a set of ops that may have run: for each op in it, it also holds every op that must run before. The live
+buffers depend on the downset alone, and not on the order of its ops. The search expands the downsets whose peak is at
+most its level, and then raises the level. In `search_orders` the level begins at a proven bound, so it always is a
+lower bound. In `beat_or_prove` it begins just under the known peak, and proves something only if the search is
+exhausted.
 
-The solver CP-SAT of OR-tools (extra `exact`) proves optima too.
+The solver CP-SAT of OR-tools (installed by the pip extra `exact`) proves optima too.
 """
 
 from __future__ import annotations
@@ -30,10 +32,9 @@ if TYPE_CHECKING:
     from memwatch.planner.request import Clock
 
 _EXPANSIONS_PER_CALL = 500  # downsets expanded between two checks of the clock; a guess
-RUNNING, FOUND, EXHAUSTED, FULL = 0, 1, 2, 3
-# slots of Search.tally
-STATES, NODES, STACKED, HEAPED, LEVEL, EXPANDED = 0, 1, 2, 3, 4, 5
-EXPANDED_MARK = -1
+# `Status` in exact.h: 3 is a search whose memory is full
+RUNNING, FOUND, EXHAUSTED = 0, 1, 2
+LEVEL = 4  # the place of the level in `Search.tally`: `Tally` in search.h names all of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,13 +43,11 @@ class SearchResult:
 
     Attributes:
         order: an order below the known peak; None if the search found none.
-        lower_bound_bytes: peak that no order can go below (bytes); the known peak when it is optimal.
-        expansions: how many downsets were expanded.
+        lower_bound_bytes: peak that no order can go below (bytes). It equals the known peak if that peak is optimal.
     """
 
     order: IntArray | None
     lower_bound_bytes: int
-    expansions: int
 
 
 def search_orders(
@@ -57,7 +56,8 @@ def search_orders(
     """Return an order that is better than the best known one, or a bound.
 
     The search is best-first over downsets with the peak as priority (SERENITY, MLSys 2020, keys its dynamic
-    program in the same way). Safe chains of ops run at once. The program and its mirror image are searched
+    program in the same way). A chain of ops that fits under the level and leaves no more live bytes is run without
+    looking at other orders (`safe_run` in `downset.h`). The program and its mirror image are searched
     side by side and share their bound, because one of them may have far fewer downsets.
 
     Args:
@@ -71,14 +71,14 @@ def search_orders(
 
 
 def beat_or_prove(problem: Problem, known_peak_bytes: int, max_states: int, clock: Clock) -> SearchResult:
-    """Return any order under a known peak, or the proof that no such order exists; otherwise a bound of 0.
+    """Return any order under a known peak, or the proof that no such order exists. Without a proof the bound is 0.
 
     The level is one byte under the known peak from the start. So more chains are safe and fewer downsets are
     expanded than by `search_orders`, which is slower but has a bound when it is cut off.
     """
     found = _raise_level(problem, known_peak_bytes, known_peak_bytes - 1, max_states, clock)
     is_proof = found.order is None and found.lower_bound_bytes >= known_peak_bytes
-    return found if is_proof else SearchResult(found.order, 0, found.expansions)
+    return found if is_proof else SearchResult(found.order, 0)
 
 
 def _raise_level(
@@ -97,14 +97,10 @@ def _raise_level(
             level = max(level, *(direction.level for direction in directions))
             forwards, backwards = (direction.order for direction in directions)
             if forwards is not None:
-                return SearchResult(forwards, level, _expansions(directions))
+                return SearchResult(forwards, level)
             if backwards is not None:
-                return SearchResult(backwards[::-1].copy(), level, _expansions(directions))
-    return SearchResult(None, level, _expansions(directions))
-
-
-def _expansions(directions: list[_Direction]) -> int:
-    return sum(direction.expansions for direction in directions)
+                return SearchResult(backwards[::-1].copy(), level)
+    return SearchResult(None, level)
 
 
 class _Direction:
@@ -120,11 +116,6 @@ class _Direction:
         self.level = max(live, int(self._needs.certain.max()))
         self.order: IntArray | None = None
         self.goes_on = True
-
-    @property
-    def expansions(self) -> int:
-        """How many downsets were expanded so far."""
-        return int(self._tally[EXPANDED])
 
     def advance(self, level: int, below: int) -> None:
         """Expand some more downsets."""
@@ -146,7 +137,7 @@ class _Direction:
 def advance(
     problem: Problem, needs: Needs, search: Search, below: int, max_expansions: int
 ) -> tuple[int, int]:
-    """Expand downsets: lowest peak first and, of equal ones, deepest first.
+    """Expand downsets: those at or under the level first, the newest of them first, then the lowest peak.
 
     Args:
         problem: the ordering problem.
@@ -156,8 +147,8 @@ def advance(
         max_expansions: how many downsets to expand before returning RUNNING.
 
     Returns:
-        (status, path). FOUND: the path leads to an optimal order. EXHAUSTED: no order has a peak under
-        `below`. FULL: the memory of the search is used up. RUNNING: call again.
+        (status, path). FOUND: the path leads to an order whose peak is at most the level. EXHAUSTED: no order has a
+        peak under `below`. FULL: the memory of the search is used up. RUNNING: call again.
     """
     found = np.zeros(2, np.int64)
     call("advance_search", problem, needs, search, below, max_expansions, found)
@@ -170,7 +161,7 @@ class Search(NamedTuple):
 
     words: NDArray[np.uint64]  # state -> bits of the ops that have run
     live: IntArray  # state -> live bytes
-    lowest_peak: IntArray  # state -> lowest peak on a way to it; EXPANDED_MARK once it was expanded
+    lowest_peak: IntArray  # state -> lowest peak on a way to it; -1 once it was expanded
     node: IntArray  # state -> path that led to it
     parent: IntArray  # path -> path before its last op
     op: IntArray  # path -> its last op
@@ -182,7 +173,7 @@ class Search(NamedTuple):
 
 
 def new_search(num_ops: int, max_states: int) -> Search:
-    """Return the containers of a search that may remember so many downsets."""
+    """Return the containers of a search that remembers at most `max_states` downsets."""
     words = (num_ops + 63) // 64
     slots = 1 << int(max_states * 2).bit_length()
     frontier = max_states * 2 + num_ops + 1
@@ -269,7 +260,10 @@ def cpsat_order(
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, lower_bound_bytes
     order = np.argsort([solver.value(start) for start in starts], kind="stable").astype(np.int64)
-    bound = int(peak_of(problem, order)) if status == cp_model.OPTIMAL else int(solver.best_objective_bound)
+    if status == cp_model.OPTIMAL:
+        bound = int(peak_of(problem, order))
+    else:
+        bound = int(solver.best_objective_bound) + problem.always  # the model leaves out what is always live
     return order, max(lower_bound_bytes, bound)
 
 

@@ -63,7 +63,10 @@ def beam_orders(problem: Problem, seed: int, clock: Clock) -> Iterator[tuple[str
 
 
 def _widest(problem: Problem) -> int:
-    """Return how many ready ops a list schedule examines per step; this limit keeps wide programs linear."""
+    """Return how many ready ops a list schedule examines per step. The limit keeps its time linear in the ops.
+
+    The three numbers are guesses.
+    """
     return max(32, min(256, 4_000_000 // max(1, problem.num_ops)))
 
 
@@ -129,7 +132,8 @@ class _Segment:
     """A run of ops, from valley to valley, that an optimal order need not interrupt.
 
     `hill` is the most bytes that it needs, and `net` the bytes that it leaves alive. Both are relative to the live
-    bytes before it. `ops` is an op or a pair of such values, so that joining takes no time.
+    bytes before it. `ops` is an op, or a pair of such values, which may be pairs again. So joining copies
+    nothing.
     """
 
     hill: int
@@ -185,7 +189,7 @@ def _priority(segment: _Segment) -> tuple[int, int]:
 
 
 def _append(segments: list[_Segment], last: _Segment) -> None:
-    """Append a segment, joined with those before it whose priority is higher than its own."""
+    """Append a segment, joined with those before it whose sort key is larger, which would run after it."""
     while segments and segments[-1].priority > last.priority:
         last = segments.pop().join(last)
     segments.append(last)

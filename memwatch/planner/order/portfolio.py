@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,7 @@ class _Best:
 
 
 def find_order(graph: Graph, *, seed: int, clock: Clock) -> OrderResult:
-    """Return the result that `best_order` describes, before `clock` is over. It needs the kernels."""
+    """Return the result that `plan_search.best_order` describes, before `clock` is over. It needs the kernels."""
     clock = clock.share(0.93)  # checking the result takes the rest
     problem = order_problem(graph)
     best = _Best(problem, lower_bound(graph, recompute=False))
@@ -132,7 +133,7 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
 
 
 def _effort(num_ops: int) -> tuple[int, int]:
-    """Return the rounds of the annealing, and the moves per round, for a program of this size."""
+    """Return the rounds of the annealing, and the moves per round, for a program of this size. All are guesses."""
     if num_ops <= 32:
         return 4, 20_000
     if num_ops <= 128:
@@ -171,9 +172,9 @@ def custom_order(graph: Graph, order: Callable[[Graph], Sequence[int]], name: st
         indices = [int(index) for index in returned]
     except (TypeError, ValueError):
         raise OrderError(f"{name} returned {returned!r}; an order is a sequence of op indices") from None
-    if len(indices) > graph.num_ops:
-        twice = next(index for position, index in enumerate(indices) if index in indices[:position])
-        raise OrderError(f"{name} returned op {twice} twice; an order names every op once")
+    twice = [index for index, count in Counter(indices).items() if count > 1]
+    if twice:
+        raise OrderError(f"{name} returned op {twice[0]} twice; an order names every op once")
     schedule = Schedule.from_order(indices)
     try:
         peak = simulate(graph, schedule).peak_bytes
