@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch import Tensor
 
 MANY, SIDE = 24, 128
 
@@ -172,13 +171,6 @@ def big_batches():
         yield torch.ones(12 * SIDE, SIDE)
 
 
-def work_on(batch):
-    result = batch.sum()
-    del batch
-    own_peak()
-    return result
-
-
 def enumerate_held():
     for _index, batch in enumerate(big_batches()):
         batch.sum()
@@ -203,10 +195,6 @@ def map_held():
     for batch in map(torch.relu, big_batches()):
         batch.sum()
         own_peak()
-
-
-def returned_tensor(values: list[Tensor]) -> Tensor:
-    return values[-1]
 
 
 # (holding program, words that its finding must have, fixed twin)

@@ -88,14 +88,6 @@ def stage(x):
     return result
 
 
-def stage_drops(x):
-    hidden = x.mul(2)
-    result = hidden.sum()
-    del hidden, x
-    heavy()
-    return result
-
-
 def pipeline_of_locals():
     return stage(block(3 * WIDE))
 

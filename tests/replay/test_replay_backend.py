@@ -17,20 +17,14 @@ from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError
 from memwatch.replay.measure import measure_peak
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 def backend():
     """Import the backend late: it brings torch's compiler into a process whose heap other tests search."""
     from memwatch.replay.backend import memwatch_backend
 
     return memwatch_backend
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    """Compiled code of one test is not seen by the next."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(function, budget=None, **options):

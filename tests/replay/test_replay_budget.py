@@ -19,13 +19,7 @@ from memwatch.replay import budget_keeper
 from memwatch.replay.measure import measure_peak
 from memwatch.replay.sequences import TRANSITIONS, Event, State
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    """Compiled code of one test is not seen by the next."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def compiled(function, budget, **options):

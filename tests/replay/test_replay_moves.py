@@ -9,15 +9,9 @@ from torch import nn
 from memwatch.planner import BudgetError
 from memwatch.replay.measure import measure_peak
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    """Compiled code of one test is not seen by the next."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Broken(nn.Module):

@@ -12,13 +12,7 @@ from torch.nn import functional
 
 from memwatch.replay.measure import measure_peak
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    """Compiled code of one test is not seen by the next."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def step(model, call, x):

@@ -13,6 +13,7 @@ from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.modes import disable_torch_function
 from memwatch.errors import MemwatchError
 from memwatch.record.interception import ModeInterceptor, mode_kind
+from memwatch.record.saved_tensors import DETACHED, inplace_error, saved_storage
 from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
@@ -27,44 +28,7 @@ if TYPE_CHECKING:
     from memwatch.record.saved_tensors import Hooks
     from memwatch.record.tables.operands import Operands
     from memwatch.record.tables.rows import Deaths, OpCounter, Strings, Table
-    from memwatch.record.tables.storages import Ledger
-
-
-class StorageTable(Protocol):
-    """The table of storages. C++ appends most births and deaths. See `memwatch.record.tables.storages.Storages`."""
-
-    @property
-    def live(self) -> dict[int, Any]:
-        """The weak reference of each living storage, by the storage's address."""
-
-    @property
-    def roles(self) -> dict[int, int]:
-        """A bit for each known role of a living storage, by number."""
-
-    @property
-    def dead(self) -> Deaths:
-        """The weak references whose callback ran. This is a C++ object."""
-
-    @property
-    def births(self) -> Table:
-        """Rows of C++'s own kind."""
-
-    @property
-    def deaths(self) -> Table:
-        """Rows of C++'s own kind."""
-
-    @property
-    def estimate(self) -> bool:
-        """Whether fake tensors count."""
-
-    def shape_id(self, tensor: Tensor) -> int:
-        """Return the string id of a tensor's dtype and shape. C++ calls this once for each."""
-
-    def device_id(self, tensor: Tensor) -> int:
-        """Return the string id of a tensor's device. C++ calls this once for each."""
-
-    def above_watched(self, device: int, nbytes: int, workspace_bytes: int) -> None:
-        """Report a birth to the sampler, or raise the error of the limit."""
+    from memwatch.record.tables.storages import Ledger, Storages
 
 
 class StackTable(Protocol):
@@ -148,30 +112,33 @@ class OpCallbacks:
         return mode_kind(func), call_of(func), schema_of(func), takes_numbers_as_tensors(base_name_of(func))
 
 
-class PackCallbacks(Protocol):
-    """The Python functions and values that the packs of saved tensors use."""
+class PackCallbacks:
+    """The Python functions and values that the packs of saved tensors use.
 
-    @property
-    def passed_on(self) -> type[Exception]:
-        """The class of errors that the program requested. Other errors do not stop a pack."""
+    Attributes:
+        passed_on: the class of errors that the program requested. Other errors do not stop a pack.
+        raised_by_handler: returns whether a signal handler of the program raised an exception. Such an exception stops
+            a pack too.
+        could_not_record: notes that a saved tensor could not be recorded.
+        inplace_error: returns the text of autograd's error for a tensor that was written after it was saved.
+        detached_error: the text of the error about a saved tensor that was detached in place.
+    """
 
-    @property
-    def raised_by_handler(self) -> Callable[[BaseException], bool]:
-        """Returns whether a signal handler of the program raised an exception. Such an exception stops a pack too."""
+    passed_on: type[Exception] = MemwatchError
+    raised_by_handler = staticmethod(raised_by_handler)
 
-    @property
-    def could_not_record(self) -> Callable[[str, Exception], None]:
-        """Note that a saved tensor could not be recorded."""
+    def __init__(self, storages: Storages, could_not_record: Callable[[str, Exception], None]) -> None:
+        self._storages = storages
+        self.could_not_record = could_not_record
 
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
         """Return the storage of a tensor that is not plain, the string id of its shape, and its bytes."""
+        with disable_torch_function():  # no subclass or mode of the program sees these reads
+            return saved_storage(self._storages, tensor)
 
-    @property
-    def detached_error(self) -> str:
-        """The text of the error about a saved tensor that was detached in place."""
-
-    def inplace_error(self, pack: Any) -> str:
-        """Return the text of autograd's error for a tensor that was written after it was saved."""
+    # it outlives the block, because packs stay in the program's graph
+    inplace_error = staticmethod(inplace_error)
+    detached_error = DETACHED
 
 
 class StackWalker(Protocol):

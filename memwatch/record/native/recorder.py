@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch._torch.modes import disable_torch_function
 from memwatch._torch.profiler import TICKS_ARE_TORCHS
 from memwatch.capture.schema import NONE
-from memwatch.errors import MemwatchError
 from memwatch.heap.autograd import look_through
 from memwatch.heap.tensors import Capsule
 from memwatch.record.allocator import set_log_level
@@ -24,16 +22,13 @@ from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
 from memwatch.record.interception import KeyInterceptor, ModeInterceptor, passes, put_kernels
 from memwatch.record.native import library
-from memwatch.record.native.binding import OpCallbacks
-from memwatch.record.saved_tensors import DETACHED, MODIFYING, HiddenHooks, inplace_error, saved_storage
+from memwatch.record.native.binding import OpCallbacks, PackCallbacks
+from memwatch.record.saved_tensors import MODIFYING, HiddenHooks
 from memwatch.record.tables.operands import Operands
 from memwatch.record.tables.storages import Storages, WatchedStorage, WatchedTensor
-from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
     from memwatch.capture.columns import IntArray
     from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
@@ -198,7 +193,7 @@ class NativePacker:
         self, extension: Extension, storages: Storages, context: CallContext, op_counter: OpCounter
     ) -> None:
         self._native = extension.SavedTensors(
-            callbacks=_Callbacks(storages, context.could_not_record),
+            callbacks=PackCallbacks(storages, context.could_not_record),
             storages=storages.ledger,
             context=context,
             op_counter=op_counter,
@@ -213,25 +208,6 @@ class NativePacker:
         self.set_keeper = self._native.set_keeper
         self.living_by_sequence = self._native.living_by_sequence
         self.close = self._native.close
-
-
-class _Callbacks:
-    """The callbacks of the packs in C++. See `memwatch.record.native.binding.PackCallbacks`."""
-
-    passed_on: type[Exception] = MemwatchError
-    raised_by_handler = staticmethod(raised_by_handler)
-
-    def __init__(self, storages: Storages, could_not_record: Callable[[str, Exception], None]) -> None:
-        self._storages = storages
-        self.could_not_record = could_not_record
-
-    def describe(self, tensor: Tensor) -> tuple[int, int, int]:
-        with disable_torch_function():  # no subclass or mode of the program sees these reads
-            return saved_storage(self._storages, tensor)
-
-    # it outlives the block, because packs stay in the program's graph
-    inplace_error = staticmethod(inplace_error)
-    detached_error = DETACHED
 
 
 class NativeOpRecorder:
