@@ -25,9 +25,12 @@ if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
 _SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin", "known_leaks", "monitor")
 _FIRST = ("leaks", "heap")
 _LAST = (
-    # these import pandas
-    "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_devices.py", "test_heap_pause.py",
+    # these import pandas, as a recording does
+    "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_profiled.py", "test_leaks_devices.py",
+    "test_heap_looks_wait.py", "test_heap_half_made.py", "test_heap_pause.py", "test_heap_binding_lines.py",
     "monitor", "plugin",
+    # this traces, which imports sympy
+    "test_leaks_known_causes.py",
     # these import torch's compiler
     "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_programs_training.py", "test_leaks_zoo.py",
     "test_leaks_advice_taken.py", "test_leaks_advice_last.py", "test_leaks_pipelining.py", "test_heap_graph.py",
