@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -100,6 +101,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return _LAST.index(name) + 1 if name in _LAST else 0, first
 
     items.sort(key=place)
+
+
+@pytest.fixture
+def sampled(pytestconfig):
+    """Return the items of a long loop inside a test that run: with `--cases`, one of so many."""
+
+    def of(items, one_of):
+        return itertools.islice(items, None, None, one_of if pytestconfig.getoption("--cases") else None)
+
+    return of
 
 
 @pytest.fixture
