@@ -5,7 +5,9 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 # how many cases of each parametrized test `make test` runs; 0: all of them, and the tests that take long
 CASES ?= 1
-PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q --cases=$(CASES)
+# which tests run of the files with many alike, the next commits run the others: the time of the last commit chooses
+TURN := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q --cases=$(CASES) --turn=$(TURN)
 # These search the whole heap, many times: in a process that has not imported what the other tests import.
 HEAP_TESTS := tests/leaks tests/heap tests/monitor tests/plugin tests/known_leaks
 # Workers and the processes that tests start import hundreds of modules: one compiles them for all.

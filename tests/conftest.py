@@ -52,6 +52,10 @@ _PAGES = "tests/docs/"
 """The pages of the documentation always run all: a page shows outputs that any change of words may make wrong."""
 
 
+_IN_TURNS = {"test_cli_leaks.py": 3, "plugin": 2, "monitor": 2}
+"""Files and folders with many tests of alike programs: with `--turn`, a sample has one in so many of a file's tests."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases",
@@ -59,6 +63,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="a sample: at most so many cases of a parametrized test, and no test marked `whole`; 0: everything",
     )
+    parser.addoption(
+        "--turn",
+        type=int,
+        help="a number that chooses which tests of the files with many alike are in the sample; without it, all are",
+    )
+
+
+def _in_turn(items: list[pytest.Item], turn: int) -> list[pytest.Item]:
+    """Return the items whose turn it is. A commit has one turn, and the next commits have the others."""
+    tests: dict[Path, dict[str, int]] = defaultdict(dict)
+    chosen = []
+    for item in items:
+        parts = _IN_TURNS.get(item.path.name) or _IN_TURNS.get(item.path.parent.name, 1)
+        of_file = tests[item.path]
+        if of_file.setdefault(item.nodeid.partition("[")[0], len(of_file)) % parts == turn % parts:
+            chosen.append(item)
+    return chosen
 
 
 def _sample(items: list[pytest.Item], most: int) -> set[pytest.Item]:
@@ -86,7 +107,8 @@ def _searches_whole_heap(path: Path) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run files that search the whole heap first, because the time of a search grows with the imported modules."""
     if most := config.getoption("--cases"):
-        chosen = _sample(items, most)
+        turn = config.getoption("--turn")
+        chosen = _sample(items if turn is None else _in_turn(items, turn), most)
         # a worker of xdist would keep the items, 15,000 objects, for a count that it never prints
         if not hasattr(config, "workerinput"):
             config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
