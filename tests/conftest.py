@@ -30,13 +30,14 @@ _LAST = (
     "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_profiled.py", "test_leaks_devices.py",
     "test_heap_looks_wait.py", "test_heap_half_made.py", "test_heap_pause.py", "test_heap_binding_lines.py",
     "monitor", "plugin",
+    # with all cases, the first optimizer of these imports torch's compiler
+    "test_leaks_advice_taken.py", "test_leaks_programs_training.py", "test_leaks_replaced_parameters.py",
+    "test_leaks_hook_growth.py", "test_leaks_replaced_values.py",
     # this traces, which imports sympy
     "test_leaks_known_causes.py",
     # these import torch's compiler
-    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_programs_training.py", "test_leaks_zoo.py",
-    "test_leaks_advice_taken.py", "test_leaks_advice_last.py", "test_leaks_pipelining.py", "test_heap_graph.py",
-    "test_leaks_replaced_parameters.py", "test_leaks_hook_growth.py", "test_leaks_replaced_values.py",
-    "test_heap_peeks.py",
+    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_zoo.py", "test_leaks_advice_last.py",
+    "test_leaks_pipelining.py", "test_heap_graph.py", "test_heap_peeks.py",
     # these import lightning as well
     "test_leaks_compiler.py", "test_known_leaks.py",
     # its classes define `__eq__`, and while they live the callbacks at exit are not listed
