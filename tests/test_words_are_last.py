@@ -57,7 +57,19 @@ def test_nothing_but_the_words_depends_on_the_words(tests, pytestconfig):
     """
     cases = f"--cases={pytestconfig.getoption('--cases')}"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not words", "-p", "no:cacheprovider", cases, *tests],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "not words",
+            "-p",
+            "no:cacheprovider",
+            cases,
+            *tests,
+        ],
         cwd=TOP,
         env={**os.environ, VARIABLE: "1"},
         capture_output=True,
