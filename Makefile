@@ -5,7 +5,9 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 # how many cases of each parametrized test `make test` runs; 0: all of them, and the tests that take long
 CASES ?= 1
-PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q --cases=$(CASES)
+# which tests run of the files with many alike, the next commits run the others: the time of the last commit chooses
+TURN := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q --cases=$(CASES) --turn=$(TURN)
 # These search the whole heap, many times: in a process that has not imported what the other tests import.
 HEAP_TESTS := tests/leaks tests/heap tests/monitor tests/plugin tests/known_leaks
 # Workers and the processes that tests start import hundreds of modules: one compiles them for all.
@@ -18,15 +20,14 @@ INSTALL := $(RUN) pip install --quiet -c constraints.txt
 WHERE ?= out/torches
 EVERY ?= 1
 
-.PHONY: demo test lint page docs site schema opinfo torches wheels gpu programs clean
+.PHONY: demo test lint libraries page docs site schema opinfo torches wheels gpu programs clean
 
 demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
 	-$(VENV)/bin/memwatch build
 	$(VENV)/bin/python examples/gpt.py
 
-test: $(VENV)/.installed-test programs lint  ## what must hold, with a sample of the cases (CASES=0: with all)
-	$(VENV)/bin/memwatch build
-	$(VENV)/bin/python tests/libraries.py
+test: $(VENV)/.installed-test programs  ## what must hold, with a sample of the cases (CASES=0: with all)
+	$(MAKE) -j2 --output-sync=target lint libraries  # each takes minutes in a fresh clone, and one core
 	@failed=0; set -x; \
 	$(PYTEST) $(HEAP_TESTS) || failed=1; \
 	$(PYTEST) --hypothesis-profile=ci tests $(HEAP_TESTS:%=--ignore=%) || failed=1; \
@@ -38,6 +39,10 @@ lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 	$(VENV)/bin/clang-format --dry-run -Werror memwatch/record/native/src/* memwatch/planner/native/src/* memwatch/devices/cuda_allocator/src/* memwatch/monitor/src/* tests/accelerator/pretend/src/* tests/ranks/src/*
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
+
+libraries: $(VENV)/.installed-test  ## the C++ parts of memwatch and of the tests
+	$(VENV)/bin/memwatch build
+	$(VENV)/bin/python tests/libraries.py
 
 page:  ## bundle the script of the HTML page again
 	cd web && npm ci && npm run build  # tsc, then esbuild

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -25,14 +26,18 @@ if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
 _SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin", "known_leaks", "monitor")
 _FIRST = ("leaks", "heap")
 _LAST = (
-    # these import pandas
-    "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_devices.py", "test_heap_pause.py",
+    # these import pandas, as a recording does
+    "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_profiled.py", "test_leaks_devices.py",
+    "test_heap_looks_wait.py", "test_heap_half_made.py", "test_heap_pause.py", "test_heap_binding_lines.py",
     "monitor", "plugin",
+    # with all cases, the first optimizer of these imports torch's compiler
+    "test_leaks_advice_taken.py", "test_leaks_programs_training.py", "test_leaks_replaced_parameters.py",
+    "test_leaks_hook_growth.py", "test_leaks_replaced_values.py",
+    # this traces, which imports sympy
+    "test_leaks_known_causes.py",
     # these import torch's compiler
-    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_programs_training.py", "test_leaks_zoo.py",
-    "test_leaks_advice_taken.py", "test_leaks_advice_last.py", "test_leaks_pipelining.py", "test_heap_graph.py",
-    "test_leaks_replaced_parameters.py", "test_leaks_hook_growth.py", "test_leaks_replaced_values.py",
-    "test_heap_peeks.py",
+    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_zoo.py", "test_leaks_advice_last.py",
+    "test_leaks_pipelining.py", "test_heap_graph.py", "test_heap_peeks.py",
     # these import lightning as well
     "test_leaks_compiler.py", "test_known_leaks.py",
     # its classes define `__eq__`, and while they live the callbacks at exit are not listed
@@ -48,6 +53,15 @@ _PAGES = "tests/docs/"
 """The pages of the documentation always run all: a page shows outputs that any change of words may make wrong."""
 
 
+_IN_TURNS = {
+    "test_cli_leaks.py": 3, "leaks": 2, "plugin": 2, "monitor": 2, "fit": 2,
+    # a program of these has its leak in one test and its twin in the other
+    "test_leaks_programs_autograd.py": 1, "test_leaks_programs_python.py": 1, "test_leaks_compiler.py": 1,
+    "test_leaks_programs_services.py": 1, "test_leaks_programs_training.py": 1,
+}  # fmt: skip
+"""Files and folders with many tests of alike programs: with `--turn`, a sample has one in so many of a file's tests."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases",
@@ -55,6 +69,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="a sample: at most so many cases of a parametrized test, and no test marked `whole`; 0: everything",
     )
+    parser.addoption(
+        "--turn",
+        type=int,
+        help="a number that chooses which tests of the files with many alike are in the sample; without it, all are",
+    )
+
+
+def _in_turn(items: list[pytest.Item], turn: int) -> list[pytest.Item]:
+    """Return the items whose turn it is. A commit has one turn, and the next commits have the others."""
+    tests: dict[Path, dict[str, int]] = defaultdict(dict)
+    chosen = []
+    for item in items:
+        parts = _IN_TURNS.get(item.path.name) or _IN_TURNS.get(item.path.parent.name, 1)
+        of_file = tests[item.path]
+        if of_file.setdefault(item.nodeid.partition("[")[0], len(of_file)) % parts == turn % parts:
+            chosen.append(item)
+    return chosen
 
 
 def _sample(items: list[pytest.Item], most: int) -> set[pytest.Item]:
@@ -82,7 +113,8 @@ def _searches_whole_heap(path: Path) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run files that search the whole heap first, because the time of a search grows with the imported modules."""
     if most := config.getoption("--cases"):
-        chosen = _sample(items, most)
+        turn = config.getoption("--turn")
+        chosen = _sample(items if turn is None else _in_turn(items, turn), most)
         # a worker of xdist would keep the items, 15,000 objects, for a count that it never prints
         if not hasattr(config, "workerinput"):
             config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -97,6 +129,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return _LAST.index(name) + 1 if name in _LAST else 0, first
 
     items.sort(key=place)
+
+
+@pytest.fixture
+def sampled(pytestconfig):
+    """Return the items of a long loop inside a test that run: with `--cases`, one of so many."""
+
+    def of(items, one_of):
+        return itertools.islice(items, None, None, one_of if pytestconfig.getoption("--cases") else None)
+
+    return of
 
 
 @pytest.fixture

@@ -50,10 +50,26 @@ OF_THE_RECORDING: Final = (
 
 
 @pytest.mark.parametrize("tests", [OF_THE_HEAP, OF_THE_RECORDING], ids=["of the heap", "of the recording"])
-def test_nothing_but_the_words_depends_on_the_words(tests):
-    """With every word changed, leak programs, heap, drawing, holders, report and plugin still do the same."""
+def test_nothing_but_the_words_depends_on_the_words(tests, pytestconfig):
+    """With every word changed, leak programs, heap, drawing, holders, report and plugin still do the same.
+
+    In a sample of the tests this is a sample too.
+    """
+    cases = f"--cases={pytestconfig.getoption('--cases')}"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not words", "-p", "no:cacheprovider", *tests],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "not words",
+            "-p",
+            "no:cacheprovider",
+            cases,
+            *tests,
+        ],
         cwd=TOP,
         env={**os.environ, VARIABLE: "1"},
         capture_output=True,

@@ -79,10 +79,13 @@ def changes(tables):
                     yield name, {**columns, column: changed}
 
 
-def test_every_table_and_column_that_disagrees_is_read_or_refused(path, tables, chunks):
-    """Every table emptied and halved, every column with numbers out of range: no reading ends in a traceback."""
+def test_every_table_and_column_that_disagrees_is_read_or_refused(path, tables, chunks, sampled):
+    """Every table emptied and halved, every column with numbers out of range: no reading ends in a traceback.
+
+    A sample of the tests has a fifth of these, and so each column in several of the ways.
+    """
     whole, outcomes = load(path), {"read": 0, "refused": 0}
-    for number, (name, columns) in enumerate(changes(tables)):
+    for number, (name, columns) in enumerate(sampled(changes(tables), 5)):
         try:
             capture = checked(with_table(chunks, name, columns), whole.strings, whole.meta, whole.notes)
             outcomes["read"] += 1
@@ -94,7 +97,7 @@ def test_every_table_and_column_that_disagrees_is_read_or_refused(path, tables, 
         except DamagedCaptureError as error:
             outcomes["refused"] += 1
             assert "`" in str(error)  # noqa: PT017  # both ways are right
-    assert min(outcomes.values()) > 100
+    assert min(outcomes.values()) > 0.06 * sum(outcomes.values())  # 100 of all
 
 
 def test_what_was_changed_is_noted(path, tables, chunks):

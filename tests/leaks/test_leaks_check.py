@@ -339,17 +339,6 @@ def test_a_tensor_that_grows_is_told_by_what_it_added_and_where():
     ]
 
 
-def test_numbers_in_traced_code_are_no_error_in_a_checked_block():
-    """A traced function hands plain numbers to ops of tensors under any dispatch mode; other errors stay."""
-    example = torch.ones(4)
-    with check_leaks():
-        traced = torch.jit.trace(lambda x: (x + x.sum()).view(x.shape[0]), (example,))
-        assert traced(torch.ones(3)).tolist() == [4.0] * 3
-        with pytest.raises(RuntimeError, match="must match"):
-            torch.ones(3) + torch.ones(4)
-        del traced
-
-
 def test_the_tensor_beside_a_line_is_one_that_this_line_made():
     """A graph keeps weights that another line made. The line of the loss is reported with a tensor of its own."""
     kept = []

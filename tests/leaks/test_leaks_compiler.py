@@ -111,3 +111,14 @@ def test_the_references_to_cut_of_a_trainer_of_lightning_free_its_model():
     [leak] = find_leaks(fit)
     assert len(leak.cuts) > 2
     assert survivors_after(fit, leak.cuts) == 0, leak.cuts
+
+
+def test_numbers_in_traced_code_are_no_error_in_a_checked_block():
+    """A traced function hands plain numbers to ops of tensors under any dispatch mode; other errors stay."""
+    example = torch.ones(4)
+    with check_leaks():
+        traced = torch.jit.trace(lambda x: (x + x.sum()).view(x.shape[0]), (example,))
+        assert traced(torch.ones(3)).tolist() == [4.0] * 3
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.ones(3) + torch.ones(4)
+        del traced

@@ -63,10 +63,10 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def datasets(_fork_server, tmp_path_factory):
+def datasets(_leaks_fork_server, tmp_path_factory):
     """Read the process when two workers have read a dataset, and its twin without objects to copy."""
     folder, outputs = (tmp_path_factory.mktemp(name) for name in ("program", "outputs"))
-    done = run_forked(_fork_server, PROGRAM, folder=folder, outputs=outputs, unfrozen=True)
+    done = run_forked(_leaks_fork_server, PROGRAM, folder=folder, outputs=outputs)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

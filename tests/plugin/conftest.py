@@ -33,6 +33,15 @@ def _imports():
 
 
 @pytest.fixture(autouse=True)
+def _no_plugin_of_hypothesis(pytester, monkeypatch):
+    """Let inner sessions do without it: its summary imports 175 modules, and pytester forgets them each time.
+
+    This took more than half of the time of a small inner session. `-p hypothesispytest` brings the plugin back.
+    """
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+
+
+@pytest.fixture(autouse=True)
 def _few_threads():
     torch.set_num_threads(1)
 

@@ -231,6 +231,8 @@ def test_doctests_and_hypothesis(session, pytester):
         def test_property(n): assert torch.ones(n).numel() == n
         """,
         "--doctest-modules",
+        "-p",
+        "hypothesispytest",
         "--memwatch",
         "--memwatch-leaks=all",
     )
