@@ -35,6 +35,7 @@ UNFINISHED: Final = (
     "Figures cover the part that was written."
 )
 UNREADABLE: Final = "memwatch cannot read {name}, so the figures leave it out: {reason}"
+UNREAD: Final = "memwatch could not read {count}, and the figures leave out {files}"
 OTHER_FORMAT: Final = (
     "{name} was recorded by memwatch {version} in format {format}, which this memwatch cannot read: "
     "its figures come from the summary in the file."

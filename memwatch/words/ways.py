@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 CHECKPOINT: Final = "checkpoint {count} modules: {names}"
 CHECKPOINT_ONE: Final = "checkpoint the module {names}"
@@ -73,6 +73,9 @@ HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 
 HEADING: Final = "What would lower the peak"
 HEADING_BESIDE_FINDINGS: Final = "What else would lower the peak, each change alone"
+HEADING_SO_FAR: Final = "What would lower the peak so far"
+HEADING_SO_FAR_BESIDE_FINDINGS: Final = "What else would lower the peak so far, each change alone"
+"""The headings for a recording that was cut off: the rest of the program may have a higher peak."""
 AFTER_GROWTH: Final = (
     "Fix the growth first: it would soon use up what other changes save. They are in prof.ways, and in memwatch "
     "summary --json"
@@ -81,6 +84,11 @@ BESIDE_GROWTH: Final = (
     "Fix the growth above first: it would soon use up what these changes save. Their peaks hold for this recording "
     "only."
 )
+BASES: Final = {
+    "simulated": "Simulated: from the recorded allocations and frees.",
+    "estimated": "Estimated: the recording does not show all allocations of the changed program.",
+}
+"""The meaning of the word after a predicted peak, by the basis of a change."""
 NO_WAY: Final = "memwatch knows no change that would lower the peak by {share} or more"
 BY_HAND: Final = (
     "{no_way}. But autograd keeps {saved} of it for the backward: put parts of your forward into functions, and call "
@@ -192,6 +200,24 @@ def _by_number(modules: list[str]) -> dict[str, str]:
     if len(modules) == 1:
         return {"modules": "1 module", "each": "it", "they": "it"}
     return {"modules": f"{len(modules)} modules", "each": "each", "they": "they"}
+
+
+def ways_heading(*, is_beside_findings: bool, is_cut_off: bool) -> str:
+    """Return the heading of the changes.
+
+    Args:
+        is_beside_findings: whether findings are listed too, which are changes as well.
+        is_cut_off: whether the recording has only a part of the program.
+    """
+    if is_cut_off:
+        return HEADING_SO_FAR_BESIDE_FINDINGS if is_beside_findings else HEADING_SO_FAR
+    return HEADING_BESIDE_FINDINGS if is_beside_findings else HEADING
+
+
+def bases_text(bases: Iterable[str]) -> str:
+    """Return the meaning of each word in `bases`, in the order of `BASES`."""
+    found = set(bases)
+    return " ".join(text for basis, text in BASES.items() if basis in found)
 
 
 def code_heading(number: int, peak: str) -> str:

@@ -46,10 +46,10 @@ from memwatch.report.source import retention_edges
 from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
-from memwatch.words.page import BASES, SMALL_PARTS, unread_text
+from memwatch.words.page import SMALL_PARTS, unread_text
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.processes import PARTS, reserved_at_peak_text
-from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, time_text
+from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, bases_text, time_text, ways_heading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,9 +152,8 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         **findings_model(reading, hide, code=code),
         "ways": ways,
         "first_ways": _FIRST_WAYS,
-        "bases": " ".join(
-            text for basis, text in BASES.items() if any(way["basis"] == basis for way in ways)
-        ),
+        "bases": bases_text(way["basis"] for way in ways),
+        "ways_heading": ways_heading(is_beside_findings=False, is_cut_off=reading.cut_off is not None),
         "unread": "" if code is None else unread_text([visible(short_place(file)) for file in code.unread]),
         "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
         "plan": plan,
