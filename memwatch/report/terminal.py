@@ -123,7 +123,7 @@ def summary(
     line = line_width(width)
 
     def text_with(content: _Content) -> str:
-        parts = _parts(reading, content, line, show_all or words.SHOW_ALL_CALL)
+        parts = _parts(reading, content, line, show_all)
         if plan is not None:
             parts += ["", *plan_parts(plan, result, Places(reading), content.rows, line)]
         if len(reading.notes):
@@ -188,7 +188,7 @@ def _contents(code_lines: int) -> list[_Content]:
     return contents + [part._replace(with_code=False) for part in (no_lines, no_holders)]
 
 
-def _parts(reading: Reading, content: _Content, line: int, show_all: str) -> list[RenderableType]:
+def _parts(reading: Reading, content: _Content, line: int, show_all: str | None) -> list[RenderableType]:
     rows = content.rows
     parts: list[RenderableType] = [_headline(reading)]
     if not reading.peak_bytes:
@@ -238,7 +238,7 @@ def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableT
     return [*parts, _phases(reading)] if is_recorded(reading, "uses") else parts[:-1]
 
 
-def _left_out(reading: Reading, content: _Content, show_all: str) -> list[RenderableType]:
+def _left_out(reading: Reading, content: _Content, show_all: str | None) -> list[RenderableType]:
     """Return a line with the names of the tables that are left out; nothing if none is."""
     is_shown = {
         "storages": content.with_storages,
@@ -251,6 +251,8 @@ def _left_out(reading: Reading, content: _Content, show_all: str) -> list[Render
         return []
     names = " and ".join(filter(None, (", ".join(tables[:-1]), tables[-1])))
     text = words.LEFT_OUT_ONE if len(tables) == 1 else words.LEFT_OUT
+    if show_all is None:
+        return [Text(f"{text.format(tables=names)} {words.SHOW_ALL_CALL}", style="dim")]
     return [Text(text.format(tables=names), style="dim"), _commands(f"{' ' * INDENT}{show_all}")]
 
 

@@ -131,8 +131,8 @@ ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "iteration of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
 LEFT_NOTHING: Final = (
-    "{verdict}{searched}. What global variables, models and optimizers hold once, such as a cache, "
-    "is not a leak"
+    "{verdict}{searched}. An object that a global variable, a model or an optimizer keeps once, "
+    "such as a cache, is not a leak"
 )
 NO_LEAKS_IN: Final = ": no {rounds} left a graph or a hook behind"
 OR_OF_EACH: Final = " and no "

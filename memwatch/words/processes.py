@@ -23,7 +23,7 @@ class StartedAs(enum.Enum):
 
 
 NAMES: Final = {
-    StartedAs.LOADER_WORKER: ("DataLoader worker", "DataLoader workers"),
+    StartedAs.LOADER_WORKER: ("DataLoader worker", "DataLoader workers (counted at each start)"),
     StartedAs.MULTIPROCESSING: ("process of multiprocessing", "processes of multiprocessing"),
     StartedAs.PYTHON: ("Python program", "Python programs"),
     StartedAs.FORK: ("fork", "forks"),

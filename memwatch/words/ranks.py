@@ -75,7 +75,7 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     shown = list(names[:most])
     rest = len(names) - len(shown)
     if rest:
-        return f"{', '.join(shown)} and {rest} others"
+        return f"{', '.join(shown)} and {rest} {'other' if rest == 1 else 'others'}"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 

@@ -53,7 +53,7 @@ def test_a_program_that_keeps_only_its_own_names_is_clean(command):
     done = command(sys.executable, "-m", "memwatch", "leaks", "-c", TRAINING, "--epochs", "1")
     assert (done.returncode, done.stdout) == (0, "['--epochs', '1']\n")
     verdict, not_searched, not_judged = done.stderr.splitlines()
-    assert verdict.startswith("memwatch: no leaks at the end. What global variables")
+    assert verdict.startswith("memwatch: no leaks at the end. An object that a global variable")
     assert "the program made 3 optimizer steps" in not_searched
     assert "memwatch.find_leaks(step)" in not_searched
     assert "global `history`" in not_judged

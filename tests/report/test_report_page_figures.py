@@ -159,7 +159,7 @@ def test_a_long_name_is_cut_in_the_middle_and_can_be_copied(shown, whole_program
 def test_a_holder_does_not_repeat_the_name(shown):
     shown.drawn()
     rows = shown.js(CELLS)
-    assert any(row["Held at the peak by"].startswith("as its name says") for row in rows)
+    assert any(row["Held at the peak by"].startswith("same as the name") for row in rows)
     assert not any(row["Held at the peak by"].startswith(row["Name"]) for row in rows)
 
 
