@@ -31,7 +31,7 @@ EMPTY_EACH_TIME: Final = "drop what an iteration puts there at the end of the lo
 
 ABOUT: Final = "about {nbytes}"
 """A peak that is estimated: what the mended program makes in its place was not recorded."""
-PER_ROUND: Final = "{headline}, +{rate} per iteration"
+PER_ROUND: Final = "{headline} (+{rate} per iteration)"
 """A headline, and what each micro-batch, token or step of an environment adds."""
 CHANGE: Final = "{headline}; {advice}"
 CHANGE_SENTENCE: Final = "It {change}."

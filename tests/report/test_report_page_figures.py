@@ -125,7 +125,7 @@ def test_a_change_says_its_peak_once(shown, whole_program):
     decisions = [each for each in whole_program.ways["decision"] if each]
     told = shown.js(TEXTS, ".way .predicted")
     assert len(told) == len(decisions) > 0
-    assert all(text.startswith("Before you take it: ") for text in told)
+    assert all(text.startswith("Before you make this change: ") for text in told)
     heads = shown.js(TEXTS, ".way > summary")
     assert all(f", {basis})" in " ".join(heads) for basis in whole_program.ways["basis"].unique())
     assert shown.text("#ways").count("Simulated:") == 1
