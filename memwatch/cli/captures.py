@@ -163,7 +163,7 @@ class Report:
         try:
             make_room(page=page, inputs=[options.capture], force=options.force)
         except OutputError:
-            read(options.capture, options.device)  # of two errors, a file that is no capture comes first
+            read(options.capture, options.device)  # if both are wrong, report the capture first
             raise
         reading = read(options.capture, options.device)
         reading.report(page, source=not options.no_source, force=options.force)
@@ -288,7 +288,11 @@ class Merge:
         if options.output is not None:
             page = ranks.report(options.output, source=not options.no_source, force=options.force)
             say(f"wrote {page}")
-        unread = [path for path, is_unread in zip(ranks.ranks["path"], ranks.ranks["peak_bytes"].isna()) if is_unread]
+        unread = [
+            path
+            for path, is_unread in zip(ranks.ranks["path"], ranks.ranks["peak_bytes"].isna())
+            if is_unread
+        ]
         if unread:
             files = listed([os.path.relpath(path) for path in unread])
             count = f"{len(unread)} of {counted(len(ranks.ranks), 'capture')}"
@@ -423,7 +427,7 @@ class Diff:
 
 
 def _read_and_warn(path: Path, device: str | None) -> Reading:
-    """Read a capture. Print a line if its program failed, because then its peak may be that of a part."""
+    """Read a capture. Print a line if its program failed, because a later part may have a higher peak."""
     reading = read(path, device)
     for note in reading.capture.notes:
         if note.kind == PROGRAM_FAILED:
@@ -499,13 +503,17 @@ def _signed(nbytes: int) -> str:
 class _Format(argparse.Action):
     """The format of `transform`. An error says so if the format and the capture are in the wrong order."""
 
-    def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, *_: Any) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, *_: Any
+    ) -> None:
         first = str(options.capture)
         if value in FORMATS:
             options.format = value
         elif first in FORMATS:
             swapped = command_line(*memwatch_command(), "transform", value, first)
-            raise argparse.ArgumentError(None, f"the capture comes first and the format second; type {swapped}")
+            raise argparse.ArgumentError(
+                None, f"the capture comes first and the format second; type {swapped}"
+            )
         else:
             formats = ", ".join(FORMATS)
             raise argparse.ArgumentError(self, f"there is no format {value!r}; choose from {formats}")
@@ -531,9 +539,7 @@ class Transform:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Add the arguments of this verb."""
         parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
-        parser.add_argument(
-            "format", action=_Format, help=f"the format to write: {', '.join(FORMATS)}"
-        )
+        parser.add_argument("format", action=_Format, help=f"the format to write: {', '.join(FORMATS)}")
         parser.add_argument(
             "--table",
             choices=sorted(DERIVED_BY_NAME),

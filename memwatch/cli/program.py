@@ -85,7 +85,7 @@ def chosen_program(options: argparse.Namespace) -> Program:
 
 
 def say_misplaced_option(options: argparse.Namespace, ended: object) -> None:
-    """Tell of an option of memwatch that stood behind the program and so went to it, if the program refused it.
+    """Print a hint if the program refused an option of memwatch that was written after the program's name.
 
     Args:
         options: the command line. Its usage has the verb's own options.

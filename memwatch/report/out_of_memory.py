@@ -5,6 +5,8 @@ It shows the request, the live memory, and the changes that would have left room
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Final
 
@@ -77,7 +79,12 @@ def breakdown(
 
 
 def _wrapped(line: str) -> str:
-    """Return a line in the width of the terminal, with the text of a row below the text of its first line."""
+    """Return a line in the width of the terminal, with the text of a row below the text of its first line.
+
+    In a log, a line stays whole: it has no width, and people search in it.
+    """
+    if not os.environ.get("COLUMNS") and (sys.stderr is None or not sys.stderr.isatty()):
+        return line
     size = len(words.ROW.format(nbytes="", what=""))
     indent = size if line[:size].endswith("  ") else 4
     return textwrap.fill(

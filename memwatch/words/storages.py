@@ -140,7 +140,9 @@ MOVED_PEAK: Final = "The peak is at another moment now: op {op} ({phase}){at}"
 MOVED_TO_LINE: Final = " at {line}"
 
 
-RENAMED_FILE: Final = "The sites of {old} are compared with the sites of {new}: the same functions call the same ops."
+RENAMED_FILE: Final = (
+    "The sites of {old} are compared with the sites of {new}: the same functions call the same ops."
+)
 NO_COMMON_FILE: Final = (
     "No site in {old} is in {new} too, so only the peaks, parameters, gradients and optimizer states can be compared. "
     "`memwatch summary` shows each peak alone."

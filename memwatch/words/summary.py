@@ -74,7 +74,7 @@ NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: `--rows 40` lists them, and prof.notes in Python"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
-LEAKS_COMMAND: Final = "To see what keeps growing, and what else stays:\n{command}"
+LEAKS_COMMAND: Final = "To find the line that makes memory grow:\n{command}"
 FIT_COMMAND: Final = "To measure the changes that fit can try, within a limit:\n{command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 

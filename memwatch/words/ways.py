@@ -36,7 +36,7 @@ BOTH: Final = "{first}, and {other}"
 FIRST_AND_LAST: Final = "`{first}`, `{second}` ... `{last}`"
 """The names of many modules: the first two and the last."""
 _MOST_NAMES: Final = 3
-"""A text has the names of all modules if there are no more than this. A guess."""
+"""A text has the names of all modules if there are at most this many. A guess."""
 
 # Facts and decisions for you, before you make a change
 ROUNDING: Final = "a fused step rounds a little differently"
@@ -94,7 +94,7 @@ BY_HAND: Final = (
     "{no_way}. But autograd keeps {saved} of it for the backward: put parts of your forward into functions, and call "
     "them through torch.utils.checkpoint.checkpoint"
 )
-"""For a forward that memwatch cannot change from outside, such as one without repeated modules."""
+"""For a forward that memwatch cannot change from outside, such as a forward without repeated modules."""
 TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "to {peak} ({share} less)"

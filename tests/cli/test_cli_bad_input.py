@@ -57,7 +57,10 @@ def test_a_capture_in_place_of_a_program_is_not_run(tmp_path, monkeypatch, capsy
 
 def test_swapped_arguments_of_transform_are_put_right(narrow, capsys):
     """An unknown format is another error."""
-    for words, told in (["csv", str(narrow)], f"transform {narrow} csv"), ([str(narrow), "cvs"], "no format 'cvs'"):
+    for words, told in (
+        (["csv", str(narrow)], f"transform {narrow} csv"),
+        ([str(narrow), "cvs"], "no format 'cvs'"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main(["transform", *words])
         assert told in capsys.readouterr().err

@@ -760,8 +760,8 @@ for epoch in range(%d):
     optimizer.step()
 """
 FEW_STEPS_LINES = {
-    (3, 1): "not checked for what each optimizer step leaves behind: the program made 3 optimizer steps",
-    (3, 6): "not checked for what each optimizer step leaves behind: the program made 3 optimizer steps",
+    (3, 1): "not searched for leaks of each optimizer step: the program made 3 optimizer steps",
+    (3, 6): "not searched for leaks of each optimizer step: the program made 3 optimizer steps",
     (4, 1): "no optimizer step left a graph or a hook behind",
 }
 

@@ -122,7 +122,12 @@ def test_a_summary_names_the_tables_that_it_leaves_out(training):
     """With a number of rows it has all of them. A command that shows them is whole, however narrow the line."""
     command = f"memwatch summary -n 8 {'a' * 80}.memwatch"
     text = summary(training, width=60, color=False, show_all=command)
-    headings = {"storages": "Largest storages", "modules": "Modules at", "lines": "Lines that", "holders": "Who holds"}
+    headings = {
+        "storages": "Largest storages",
+        "modules": "Modules at",
+        "lines": "Lines that",
+        "holders": "Who holds",
+    }
     (told,) = re.findall(r"Left out for lack of room: (.*?):\n", text, re.DOTALL)
     assert {name for name, heading in headings.items() if heading not in text} == set(headings) & set(
         re.findall(r"\w+", told)

@@ -48,7 +48,7 @@ from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
 from memwatch.words.page import SMALL_PARTS, unread_text
 from memwatch.words.places import cell_name, short_place, short_places
-from memwatch.words.processes import PARTS, reserved_at_peak_text
+from memwatch.words.processes import AN_ERROR, ENDED_BY, PARTS, PROGRAM_FAILED, reserved_at_peak_text
 from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, bases_text, time_text, ways_heading
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "listed": blocks["saved"]["rows"],
             "layers": "" if layers is None else visible(str(layers)),
         },
-        "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
+        "notes": [
+            [visible(kind), hide(_note(kind, text, names_error=source))] for kind, text in reading.notes
+        ],
         **findings_model(reading, hide, code=code),
         "ways": ways,
         "first_ways": _FIRST_WAYS,
@@ -161,6 +163,11 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "cells": {visible(file): visible(name) for file, name in cells.items()},
         "blocks": {**blocks, "words": words.pack()},
     }
+
+
+def _note(kind: str, text: str, *, names_error: bool) -> str:
+    """Return the text of a note. The class of an error may be the program's own, and tell what the program does."""
+    return text if names_error or kind != PROGRAM_FAILED else ENDED_BY.format(error=AN_ERROR)
 
 
 _ORDINARY: Final = {
