@@ -120,10 +120,10 @@ def compare(old: PeakSites, new: PeakSites) -> Comparison:
         Peaks and sites.
     """
     renamed = renamed_files(old.sites, new.sites)
-    old = with_names(old, renamed)
-    files = [files_of(each.sites) for each in (old, new)]
+    old_sites = with_names(old.sites, renamed)
+    files = [files_of(each) for each in (old_sites, new.sites)]
     apart = files if set(files[0]).isdisjoint(files[1]) else [(), ()]
-    before, after = old.sites.add_prefix("old_"), new.sites.add_prefix("new_")
+    before, after = old_sites.add_prefix("old_"), new.sites.add_prefix("new_")
     sites = before.join(after, how="outer").fillna(0).astype("int64")
     sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
     sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]

@@ -7,17 +7,17 @@ such files are one where the same functions call the same ops in the same module
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from memwatch.words.storages import file_of_site, site_in_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pandas as pd
-
-    from memwatch.analysis.compare import PeakSites, Site
+    Site = tuple[str, str, str]
+    """Category, module and site."""
 
 
 def renamed_files(old: pd.DataFrame, new: pd.DataFrame) -> dict[str, str]:
@@ -51,15 +51,14 @@ def files_of(sites: pd.DataFrame) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def with_names(sites: PeakSites, renamed: Mapping[str, str]) -> PeakSites:
-    """Return sites with other names of their files."""
+def with_names(sites: pd.DataFrame, renamed: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table with the index of `PeakSites.sites`, with other names of its files."""
     if not renamed:
         return sites
-    table = sites.sites.copy()
+    table: pd.DataFrame = sites.copy()
     keys = [_renamed(key, renamed) for key in table.index]
-    table.index = type(table.index).from_tuples(keys, names=table.index.names)
-    lines = {_renamed(key, renamed): line for key, line in sites.lines.items()}
-    return replace(sites, sites=table, lines=lines)
+    table.index = pd.MultiIndex.from_tuples(keys, names=table.index.names)
+    return table
 
 
 def _renamed(key: Site, renamed: Mapping[str, str]) -> Site:
@@ -68,9 +67,9 @@ def _renamed(key: Site, renamed: Mapping[str, str]) -> Site:
     return (category, module, site_in_file(site, renamed[file])) if file in renamed else key
 
 
-def _sites_by_file(table: pd.DataFrame) -> dict[str, set[Any]]:
+def _sites_by_file(table: pd.DataFrame) -> dict[str, set[Site]]:
     """Return the sites of each file, without the name of the file."""
-    found: dict[str, set[Any]] = {}
+    found: dict[str, set[Site]] = {}
     for category, module, site in table.index:
         if file := file_of_site(site):
             found.setdefault(file, set()).add((category, module, site_in_file(site, "")))

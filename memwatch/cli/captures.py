@@ -290,7 +290,7 @@ class Merge:
             say(f"wrote {page}")
         unread = [
             path
-            for path, is_unread in zip(ranks.ranks["path"], ranks.ranks["peak_bytes"].isna())
+            for path, is_unread in zip(ranks.ranks["path"], ranks.ranks["peak_bytes"].isna(), strict=True)
             if is_unread
         ]
         if unread:

@@ -196,8 +196,8 @@ LARGER_BY_ROUND: Final = (
     "begin it again"
 )
 FREED_LATER: Final = (
-    "{rounds} added {amounts} to {holder}, and the program freed them later. This is not a leak, but memory grows until "
-    "then. If no backward needs these graphs, store `value.detach()` or `value.item()`"
+    "{rounds} added {amounts} to {holder}, and the program freed them later. This is not a leak, but memory grows "
+    "until then. If no backward needs these graphs, store `value.detach()` or `value.item()`"
 )
 SEARCHES_SKIPPED: Final = (
     "the searches took too long, so memwatch stopped them: it may have missed growth with each {rounds}"

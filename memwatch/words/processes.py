@@ -239,7 +239,10 @@ GROWN_CONTAINERS: Final = (
     "{count} of the containers that grew most (about {size} together) are held by {holder}"
 )
 HOW_AT_MONITOR: Final = "the rest of the row native from when the monitor began"
-HOW_AT_IMPORT: Final = "mallinfo2 before and after the import of torch, or at the import of memwatch, without the blocks of Python objects"
+HOW_AT_IMPORT: Final = (
+    "mallinfo2 before and after the import of torch, or at the import of memwatch, "
+    "without the blocks of Python objects"
+)
 _EXPLAINED: Final = "{share:.0f} % of RSS explained"
 _FROM_START: Final = ": {known:.0f} % by its cause, and {share:.0f} % is native memory from the start"
 _LEAST_START: Final = 0.005

@@ -22,7 +22,9 @@ SPARSE_GRADIENTS: Final = (
 )
 SPARSE_ADAM: Final = SPARSE_GRADIENTS + ", and train these embeddings with SparseAdam"
 LOSS_IN_PARTS: Final = "compute the logits of `{name}` and the cross entropy part by part"
-OFFLOAD: Final = "move to the host the tensors that the forward of {names} saves for backward"
+OFFLOAD: Final = (
+    "move to the host the tensors that the forward of {names} saves for backward (modules: {count})"
+)
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
 UNREAD_GRADIENTS: Final = (
