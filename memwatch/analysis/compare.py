@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from memwatch.analysis.renamed_files import files_of, renamed_files, with_names
 from memwatch.analysis.tables import TEXT
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.kinds.roles import OF_TRAINING
@@ -75,6 +76,9 @@ class Comparison:
             first; columns `old_bytes`, `new_bytes`, `delta_bytes` (bytes), `old_count`, `new_count` (storages).
         new_lines: the line that allocated most bytes of each site of the new capture, as `file:line`.
         moved_to: the op at the new peak, if the old peak was at another op; else None.
+        renamed_files: the new name of each old file that is compared with a file of another name.
+        old_files: the files of the old sites, if none of them has a counterpart in the new sites; else empty.
+        new_files: the files of the new sites, in the same case.
     """
 
     device: str
@@ -83,6 +87,9 @@ class Comparison:
     sites: pd.DataFrame
     new_lines: Mapping[Site, str]
     moved_to: PeakMoment | None = None
+    renamed_files: Mapping[str, str] = field(default_factory=dict)
+    old_files: tuple[str, ...] = ()
+    new_files: tuple[str, ...] = ()
 
     @property
     def growth_ratio(self) -> float:
@@ -112,7 +119,11 @@ def compare(old: PeakSites, new: PeakSites) -> Comparison:
     Returns:
         Peaks and sites.
     """
-    before, after = old.sites.add_prefix("old_"), new.sites.add_prefix("new_")
+    renamed = renamed_files(old.sites, new.sites)
+    old_sites = with_names(old.sites, renamed)
+    files = [files_of(each) for each in (old_sites, new.sites)]
+    apart = files if set(files[0]).isdisjoint(files[1]) else [(), ()]
+    before, after = old_sites.add_prefix("old_"), new.sites.add_prefix("new_")
     sites = before.join(after, how="outer").fillna(0).astype("int64")
     sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
     sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]
@@ -125,6 +136,8 @@ def compare(old: PeakSites, new: PeakSites) -> Comparison:
         sites.loc[order],
         new.lines,
         new.moment if has_moved else None,
+        renamed,
+        *apart,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.common import (
@@ -31,7 +32,8 @@ from memwatch.progress import working
 from memwatch.settings import project_settings
 from memwatch.sizes import format_bytes
 from memwatch.words.processes import PROGRAM_FAILED, counted
-from memwatch.words.storages import moved_peak, short_site
+from memwatch.words.ranks import UNREAD, listed
+from memwatch.words.storages import file_remarks, moved_peak, short_site
 from memwatch.words.summary import FIT_COMMAND, LEAKS_COMMAND, NEXT_COMMAND
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 _LEAST_FALL_RATIO: Final = 0.1
 """A change that lowers the peak by less is not worth the minutes that `memwatch fit` takes: a guess."""
+_ROWS: Final = 8
+"""Rows of the tables in the command that shows all tables: as many as the help of `--rows` names as the most."""
 MEMORY_VIZ = "memory_viz"
 PARQUET = "parquet"
 PPROF = "pprof"
@@ -97,8 +101,9 @@ def _summary_text(reading: Reading, options: argparse.Namespace) -> str:
     verb = "plan" if reading.capture.rows("arguments") else "report"
     device = () if options.device is None else ("--device", options.device)
     command = command_line(*memwatch_command(), verb, *device, options.capture)
+    show_all = command_line(*memwatch_command(), "summary", "-n", str(_ROWS), *device, options.capture)
     following = "\n".join([NEXT_COMMAND.format(command=command), *_to_run_next(reading)])
-    return reading.summary(following=following, **_rows(options))
+    return reading.summary(following=following, show_all=show_all, **_rows(options))
 
 
 def _to_run_next(reading: Reading) -> list[str]:
@@ -158,7 +163,7 @@ class Report:
         try:
             make_room(page=page, inputs=[options.capture], force=options.force)
         except OutputError:
-            read(options.capture, options.device)  # of two errors, a file that is no capture comes first
+            read(options.capture, options.device)  # if both are wrong, report the capture first
             raise
         reading = read(options.capture, options.device)
         reading.report(page, source=not options.no_source, force=options.force)
@@ -252,7 +257,8 @@ class Merge:
     """Put the captures of many processes side by side: ranks of a job, and processes that they started.
 
     memwatch prints a summary. With -o it also writes a page, and beside it the page of the rank with the highest peak.
-    If a rank was killed, its figures cover the part that it recorded. Missing ranks are listed.
+    If a rank was killed, its figures cover the part that it recorded. Missing ranks are listed. The exit code is 1 if a
+    file cannot be read.
 
         memwatch merge train.rank*.memwatch
         memwatch merge train.rank*.memwatch -o ranks.html
@@ -273,7 +279,7 @@ class Merge:
 
     @staticmethod
     def execute(options: argparse.Namespace) -> int:
-        """Print the summary and write the page; return 0."""
+        """Print the summary and write the page; return 1 if the figures leave out a capture, else 0."""
         make_room(page=options.output, inputs=options.captures, force=options.force)
         from memwatch.ranks import merge
 
@@ -282,7 +288,16 @@ class Merge:
         if options.output is not None:
             page = ranks.report(options.output, source=not options.no_source, force=options.force)
             say(f"wrote {page}")
-        return 0
+        unread = [
+            path
+            for path, is_unread in zip(ranks.ranks["path"], ranks.ranks["peak_bytes"].isna(), strict=True)
+            if is_unread
+        ]
+        if unread:
+            files = listed([os.path.relpath(path) for path in unread])
+            count = f"{len(unread)} of {counted(len(ranks.ranks), 'capture')}"
+            say(f"error: {UNREAD.format(count=count, files=files)}")
+        return int(bool(unread))
 
 
 class Import:
@@ -412,7 +427,7 @@ class Diff:
 
 
 def _read_and_warn(path: Path, device: str | None) -> Reading:
-    """Read a capture. Print a line if its program failed, because then its peak may be that of a part."""
+    """Read a capture. Print a line if its program failed, because a later part may have a higher peak."""
     reading = read(path, device)
     for note in reading.capture.notes:
         if note.kind == PROGRAM_FAILED:
@@ -451,6 +466,8 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
     headline = Text(f"Peak{where} {sizes}, {_signed(grown)}{share}", style="bold")
     moment = compared.moved_to
     moved = [Text(moved_peak(moment.op_name, moment.phase, moment.line))] if moment else []
+    files = file_remarks(compared.renamed_files, compared.old_files, compared.new_files)
+    moved += map(Text, files)
     changed = compared.sites[compared.sites["delta_bytes"] != 0]
     if changed.empty:
         return to_text(headline, *moved, "No site changed.")
@@ -483,6 +500,25 @@ def _signed(nbytes: int) -> str:
     return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
 
 
+class _Format(argparse.Action):
+    """The format of `transform`. An error says so if the format and the capture are in the wrong order."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, *_: Any
+    ) -> None:
+        first = str(options.capture)
+        if value in FORMATS:
+            options.format = value
+        elif first in FORMATS:
+            swapped = command_line(*memwatch_command(), "transform", value, first)
+            raise argparse.ArgumentError(
+                None, f"the capture comes first and the format second; type {swapped}"
+            )
+        else:
+            formats = ", ".join(FORMATS)
+            raise argparse.ArgumentError(self, f"there is no format {value!r}; choose from {formats}")
+
+
 class Transform:
     """Write a capture in another program's format: csv, json, speedscope, chrome, pprof, memory_viz or parquet.
 
@@ -503,7 +539,7 @@ class Transform:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Add the arguments of this verb."""
         parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
-        parser.add_argument("format", choices=FORMATS, help="the format to write")
+        parser.add_argument("format", action=_Format, help=f"the format to write: {', '.join(FORMATS)}")
         parser.add_argument(
             "--table",
             choices=sorted(DERIVED_BY_NAME),

@@ -1,4 +1,4 @@
-"""What all verbs share: captures that they read, files that they write, numbers, messages, and the next command."""
+"""Functions for all verbs: read captures, check output files, parse numbers, print messages and the next command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_room(
     """Raise if an output cannot be written. Every verb calls it first, so that a long run does not fail at its end.
 
     Args:
-        others: the files that the verb writes; None for an optional file that is not wanted.
+        others: the files that the verb writes; None stands for an optional file that the user did not ask for.
         capture: the capture that it writes. It replaces only a capture, so that `-o train.py` never costs a program.
         page: the page that it writes. It replaces only an HTML page.
         inputs: the files that it reads.
@@ -58,7 +58,7 @@ def _spare_others(path: Path, begins: bytes, kind: str) -> None:
     try:
         with path.open("rb") as file:
             found = file.read(len(begins))
-    except OSError:  # there is none, or it may not be read: a link that leads nowhere is replaced itself
+    except OSError:  # missing or unreadable; a dangling link is itself replaced
         return
     if found and found.lower() != begins.lower():
         raise OutputError(

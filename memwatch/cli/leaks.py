@@ -11,8 +11,8 @@ behind. These searches run after steps 4, 8, 16 and so on. They also run after i
 each iteration has one step. They cover threads, the tasks of thread pools, and coroutines too.
 
 If there are leaks, the exit code is 1. Otherwise memwatch prints where it searched. Findings go to standard output, and
-remarks about the run to standard error. A program that fails ends as it would without memwatch, and what it holds at
-its end is not judged. memwatch prints what each optimizer step left behind until then.
+remarks about the run to standard error. A program that fails ends as it would without memwatch. memwatch then ignores
+the tensors that are alive at the end, and prints the leaks of each optimizer step until then.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train
@@ -91,11 +91,11 @@ def execute(options: argparse.Namespace) -> int | BaseException:
                     say(NOT_SAID.format(error=failure))
             return hide_own_frames(error)
         found = error.leaks
-    # what each round adds says more than the sum at the end
+    # the memory that each round adds is more precise than the sum at the end
     found = [leak for leak in found if not growth.has_leak_of(leak, check.leaked_storages(leak.cause))]
     grown_at = {leak.cause: growth.kept_by(leak, check.leaked_storages(leak.cause)) for leak in found}
     found = [leak for leak in found if grown_at[leak.cause] or not _is_of_module(leak)]
-    # a holder that grew is not named again as one that may be a result
+    # do not list a holder that grew as a possible result, too
     told = {cause for leak in found for cause in (leak.cause, *grown_at[leak.cause])}
     seen = check.told_storages(told)
     found = _counted(found, settings)
@@ -121,7 +121,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
 
 
 def _say_what_was_seen(growth: ProgramGrowth, error: BaseException, settings: Settings) -> None:
-    """Print that the program failed, and what each round had left by then."""
+    """Print that the program failed, and the leaks of each round until then."""
     from memwatch.report.console import line_width
     from memwatch.words import leaks as words
 
@@ -150,7 +150,7 @@ def _is_clean(rounds: Rounds) -> bool:
 
 
 def _with_advice_once(text: str) -> str:
-    """Return the text of leaks, in which an advice that is the same as the one before refers to that."""
+    """Return the text of leaks. An advice that equals the advice before it becomes "as above"."""
     from memwatch.words import leaks as words
 
     lines, latest, start = [], "", words.ADVICE.format(advice="")
@@ -195,9 +195,9 @@ def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
 
 
 def _say_what_is_held(growth: ProgramGrowth, at_end: list[Leak], told: set[str]) -> None:
-    """Print what rounds kept for a while, and what names at the top level hold at the end.
+    """Print the tensors that rounds kept for a while, and the tensors that top-level names hold at the end.
 
-    The former is no leak, and most of the latter is a result, so these are no findings.
+    Neither is a finding: the first were freed, and most of the others are results.
     """
     from memwatch.words import leaks as words
 
@@ -221,7 +221,7 @@ def _collections_at_end(growth: ProgramGrowth, at_end: list[Leak]) -> list[Leak]
 def _say_what_was_searched(
     growth: ProgramGrowth, at_end: list[Leak], *, is_clean: bool, has_grown: bool
 ) -> None:
-    """Print that there are no leaks as far as memwatch searched."""
+    """Print that memwatch found nothing, and where it searched."""
     from memwatch.leaks.program_growth import FEWEST_PASSES, FEWEST_STEPS
     from memwatch.words import leaks as words
 

@@ -85,7 +85,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 _VERB_OF_FILE: Final = {".py": "run", ".memwatch": "summary"}
-"""What a command means that begins with a file, by the end of its name."""
+"""The verb for a command that begins with a file, by the end of the file's name."""
 
 Execute = Callable[[argparse.Namespace], "int | BaseException"]
 """Runs a verb. Returns the exit code or, for a verb that ran a program, the exception that the program raised."""

@@ -140,7 +140,7 @@ def _connect(process: psutil.Process) -> socket.socket:
 
 
 def _reach(process: psutil.Process) -> socket.socket | None:
-    """Return a connection to the listener that the process has, None if it has none."""
+    """Return a connection to the listener of the process; None without a listener."""
     user = process.uids().effective
     path = socket_path(process.pid, user)
     connection = socket.socket(socket.AF_UNIX)
@@ -221,7 +221,7 @@ def _silent(process: psutil.Process) -> str:
 
 
 def _record(options: argparse.Namespace, channel: Channel, process: psutil.Process, capture: Path) -> None:
-    """Ask for a recording, and return when it is over.
+    """Start a recording in the process, and return when it has ended.
 
     Raises:
         AttachError: it did not begin, or failed.
@@ -252,7 +252,7 @@ def _record(options: argparse.Namespace, channel: Channel, process: psutil.Proce
 
 
 def _messages(channel: Channel, process: psutil.Process) -> Iterator[dict[str, Any]]:
-    """Yield what the process sends, until it closes the connection. The first Ctrl-C asks for the end."""
+    """Yield what the process sends, until it closes the connection. The first Ctrl-C ends the recording."""
     is_told = has_answered = is_asked = False
     while True:
         try:
@@ -327,7 +327,7 @@ class Ps:
             return 0
         # `isdecimal` accepts the digits of other scripts too
         if not (options.pid.isascii() and options.pid.isdecimal()) or not int(options.pid):
-            raise OptionError(f"{options.pid!r} is no process; give its number, as `memwatch ps` lists it")
+            raise OptionError(f"{options.pid!r} is not a process; give its number, as `memwatch ps` lists it")
         found = rows_of(int(options.pid))
         if seconds is not None:
             begun_s = _wait(seconds)

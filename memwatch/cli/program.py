@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from memwatch.cli.common import say
+from memwatch.cli.common import command_line, memwatch_command, say
 from memwatch.errors import MemwatchError, linked_errors
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.settings import own_code_folders, project_settings
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PROGRAM_USAGE: Final = "[-m MODULE | -c COMMAND | SCRIPT] [ARGUMENT ...]"
 _PAGE: Final = "--html="
+_CAPTURE_SUFFIX: Final = ".memwatch"
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     words = [_PAGE[:-1] if word.startswith(_PAGE) else word for word in argv]
     options, unknown = parser.parse_known_args(words)
     if unknown:  # told by the verb, whose usage has the options that there are
-        are_captures = all(word.endswith(".memwatch") for word in unknown)
+        are_captures = all(word.endswith(_CAPTURE_SUFFIX) for word in unknown)
         hint = "; this verb reads one capture, `memwatch diff` compares two" if are_captures else ""
         options.usage_error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if hasattr(options, "program"):
@@ -84,7 +85,7 @@ def chosen_program(options: argparse.Namespace) -> Program:
 
 
 def say_misplaced_option(options: argparse.Namespace, ended: object) -> None:
-    """Tell of an option of memwatch that stood behind the program and so went to it, if the program refused it.
+    """Print a hint if the program refused an option of memwatch that was written after the program's name.
 
     Args:
         options: the command line. Its usage has the verb's own options.
@@ -196,6 +197,11 @@ class Program:
 
     def _source(self, path: str) -> bytes | None:
         """Return the source of a script; None for a folder and for an archive, which hold a `__main__` module."""
+        if path.endswith(_CAPTURE_SUFFIX):
+            show = command_line(*memwatch_command(), "summary", self.target)
+            raise ProgramError(
+                f"{self.target!r} has the name of a capture, not of a program; to read a capture, type {show}"
+            )
         if not os.path.exists(path):
             raise ProgramError(
                 f"{self.target!r} is not a file; name a script, or use -m MODULE or -c COMMAND"

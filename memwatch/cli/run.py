@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    switch = argparse.BooleanOptionalAction  # None if it is not given: then pyproject.toml decides
+    switch = argparse.BooleanOptionalAction  # the default, None, means that pyproject.toml decides
     own = (
         "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--children] [--limit [DEVICE=]SIZE] "
         "[--every N] [--first N] [--live]"

@@ -226,7 +226,7 @@ class FindingKind(str, Enum):
     GROWTH = FindingRow(
         "growth",
         "grows with each iteration",
-        "keeps {nbytes} of all iterations of a loop, though each reads at most the newest",
+        "keeps {nbytes}, the results of all iterations of a loop, though an iteration reads at most the newest",
         advice="keep a number or a summary of each iteration (`.item()`), or empty it",
     )
     # float32 copies that autograd saves

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from memwatch.ranks.figures import category_spreads, headline, totals
 from memwatch.ranks.summary import told_what
-from memwatch.report.console import category_style, clip, head, name, to_text
+from memwatch.report.console import category_style, clip, head, line_width, middle, name, to_text
 from memwatch.report.terminal import finding_parts
 from memwatch.sizes import format_bytes
 from memwatch.words.places import place_in_file
-from memwatch.words.ranks import FINDINGS, IDLE, LOWER_PEAKS, MORE_DIFFER, UNKNOWN_FIGURES
+from memwatch.words.ranks import COLUMNS, FINDINGS, IDLE, LOWER_PEAKS, MORE_DIFFER, UNKNOWN_FIGURES
 from memwatch.words.storages import made_name
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from memwatch.ranks.figures import Job
 
 _NAME_WIDTH: Final = 28
+_FIGURE_WIDTH: Final = len("999.99 MiB")
+_GAP: Final = 2
+"""Blanks between columns."""
 
 
 def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool | None = None) -> str:
@@ -36,7 +39,7 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
     """
     sentences = headline(ranks)
     parts: list[RenderableType] = [Text(sentences, style="bold")] if sentences else []
-    parts += [_totals(ranks), "", _processes(ranks, rows)]
+    parts += [_totals(ranks), "", _processes(ranks, rows, line_width(width)), Text(COLUMNS, style="dim")]
     parts += _more(len(ranks.ranks) - rows, *LOWER_PEAKS)
     if ranks.are_ranks and (spreads := category_spreads(ranks)):
         parts += ["", Text("The peaks by category", style="bold"), _categories(spreads)]
@@ -67,11 +70,11 @@ def _totals(ranks: Job) -> Text:
 def _figures_table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True, min_width=len("999.99 MiB"))
+        table.add_column(heading, justify="right", no_wrap=True, min_width=_FIGURE_WIDTH)
     return table
 
 
-def _processes(ranks: Job, rows: int) -> Table:
+def _processes(ranks: Job, rows: int, line: int) -> Table:
     frame = ranks.ranks.sort_values("peak_bytes", ascending=False, kind="stable", na_position="last")
     communicate = bool((frame["communication_bytes"] > 0).any())
     table = _figures_table("Peak", "Increase", *(["Collectives"] if communicate else []))
@@ -79,8 +82,10 @@ def _processes(ranks: Job, rows: int) -> Table:
     columns = {"Process": [str(process) for process in shown.index]}
     if hosts:
         columns["Host"] = [str(host or "?") for host in shown["host"]]
+    room = line - (_FIGURE_WIDTH + _GAP) * len(table.columns)
     for heading, texts in columns.items():
         longest = min(max(map(len, texts)), _NAME_WIDTH)
+        room -= max(longest, len(heading)) + _GAP
         table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=longest)
     table.add_column("At", no_wrap=True, overflow="ellipsis")
     for number, (_, row) in enumerate(shown.iterrows()):
@@ -90,16 +95,16 @@ def _processes(ranks: Job, rows: int) -> Table:
             format_bytes(row["peak_increase_bytes"]) if known else "",
             *([format_bytes(row["communication_bytes"]) if known else ""] if communicate else []),
             *(name(texts[number]) for texts in columns.values()),
-            _where(row) if known else name(UNKNOWN_FIGURES),
+            _where(row, room) if known else name(UNKNOWN_FIGURES),
         )
     return table
 
 
-def _where(row: pd.Series[Any]) -> Text:
+def _where(row: pd.Series[Any], room: int) -> Text:
     if not row["peak_bytes"]:
         return name(IDLE, style="dim")
     place = place_in_file(row["peak_line"])
-    return head(made_name(row["peak_op"], "", place, is_workspace=False), 60)
+    return middle(made_name(row["peak_op"], "", place, is_workspace=False), room)
 
 
 def _categories(spreads: list[Any]) -> Table:

@@ -13,7 +13,7 @@ from memwatch.sizes import format_bytes
 from memwatch.text import visible
 from memwatch.words.places import current_folder
 from memwatch.words.processes import counted
-from memwatch.words.storages import short_site
+from memwatch.words.storages import file_remarks, short_site
 
 if TYPE_CHECKING:
     from memwatch.analysis.compare import Comparison
@@ -39,6 +39,8 @@ def markdown(compared: Comparison, *, rows: int, root: Path, allowed_ratio: floa
     lines = [f"### Memory peak: {_headline(compared)}", ""]
     if allowed_ratio is not None and compared.growth_ratio > allowed_ratio:
         lines += [f"The peak grew by more than the allowed {100 * allowed_ratio:g} %.", ""]
+    for remark in file_remarks(compared.renamed_files, compared.old_files, compared.new_files):
+        lines += [remark, ""]
     changed = compared.sites[compared.sites["delta_bytes"] != 0]
     if changed.empty:
         return "\n".join([*lines, "No site changed.", ""])

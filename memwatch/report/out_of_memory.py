@@ -5,9 +5,13 @@ It shows the request, the live memory, and the changes that would have left room
 
 from __future__ import annotations
 
+import os
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Final
 
 from memwatch.devices import NOTE_KIND
+from memwatch.report.console import line_width
 from memwatch.report.facts import bytes_by, bytes_by_line
 from memwatch.sizes import format_bytes
 from memwatch.words import processes as words
@@ -69,8 +73,27 @@ def breakdown(
             lines += [label, *_rows(groups, live, column)]
     lines += [text for kind, text in reading.notes if kind == NOTE_KIND]
     lines += _what_would_help(reading)
+    lines = [_wrapped(line) for line in lines]  # not the paths, which are copied
     lines += [words.WROTE.format(file=file) for file in files]
     return "\n".join(lines)
+
+
+def _wrapped(line: str) -> str:
+    """Return a line in the width of the terminal, with the text of a row below the text of its first line.
+
+    In a log, a line stays whole: it has no width, and people search in it.
+    """
+    if not os.environ.get("COLUMNS") and (sys.stderr is None or not sys.stderr.isatty()):
+        return line
+    size = len(words.ROW.format(nbytes="", what=""))
+    indent = size if line[:size].endswith("  ") else 4
+    return textwrap.fill(
+        line,
+        line_width(None),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _moment(reading: Reading, failure: Failure) -> tuple[int, pd.Series[str] | None]:

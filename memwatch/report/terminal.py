@@ -93,6 +93,7 @@ def summary(
     color: bool | None = None,
     rows: int | None = None,
     following: str | None = None,
+    show_all: str | None = None,
 ) -> str:
     """Return the parts of the peak as text, what would lower it, and how a plan lowers it.
 
@@ -108,6 +109,7 @@ def summary(
             many changes, but at least two. All categories are shown. By default as many as fit 50 lines.
         following: the last line, with the next step for the user. By default it is a call in Python; "" leaves it
             out.
+        show_all: the command that shows the tables that are left out. By default it is a call in Python.
 
     Returns:
         The text, ending with a newline.
@@ -121,7 +123,7 @@ def summary(
     line = line_width(width)
 
     def text_with(content: _Content) -> str:
-        parts = _parts(reading, content, line)
+        parts = _parts(reading, content, line, show_all)
         if plan is not None:
             parts += ["", *plan_parts(plan, result, Places(reading), content.rows, line)]
         if len(reading.notes):
@@ -186,7 +188,7 @@ def _contents(code_lines: int) -> list[_Content]:
     return contents + [part._replace(with_code=False) for part in (no_lines, no_holders)]
 
 
-def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableType]:
+def _parts(reading: Reading, content: _Content, line: int, show_all: str | None) -> list[RenderableType]:
     rows = content.rows
     parts: list[RenderableType] = [_headline(reading)]
     if not reading.peak_bytes:
@@ -195,6 +197,7 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
     if len(reading.at_peak):
         parts.append("")
         parts += _made_of(reading, content, line)
+        parts += _left_out(reading, content, show_all)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings, _code_of(reading))]
     parts += _small(reading)
@@ -203,7 +206,7 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
         parts += ["", Text(ways.AFTER_GROWTH)]
     elif has_ways:
         parts += ["", *_ways(reading, max(rows // 2, 2), with_code=content.with_code)]
-    elif not reading.findings and (reading.at_peak["holder"] != "").any():
+    elif not reading.findings and _has_holders(reading):
         parts += ["", _no_way(reading)]
     return parts
 
@@ -224,15 +227,41 @@ def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableT
     parts: list[RenderableType] = [_categories(reading, line), *_meanings(reading), ""]
     if content.with_storages:
         parts += [words.STORAGES, _storages(reading, rows, line), ""]
-    if content.with_modules and (reading.modules["inclusive_bytes"] > 0).any():
+    if content.with_modules and _has_modules(reading):
         parts += [words.MODULES, _modules(reading, rows, line), ""]
     if content.with_lines:
         parts += [words.LINES, _lines(reading, rows, line), ""]
-    if content.with_holders and (reading.at_peak["holder"] != "").any():
+    if content.with_holders and _has_holders(reading):
         parts += [words.HOLDERS, _holders(reading, rows, line), _looks(reading), ""]
     if is_recorded(reading, "saved tensors"):
         parts += [*_saved(reading), *_recomputed(reading)]
     return [*parts, _phases(reading)] if is_recorded(reading, "uses") else parts[:-1]
+
+
+def _left_out(reading: Reading, content: _Content, show_all: str | None) -> list[RenderableType]:
+    """Return a line with the names of the tables that are left out; nothing if none is."""
+    is_shown = {
+        "storages": content.with_storages,
+        "modules": content.with_modules or not _has_modules(reading),
+        "lines": content.with_lines,
+        "holders": content.with_holders or not _has_holders(reading),
+    }
+    tables = [name for name, shown in is_shown.items() if not shown]
+    if not tables:
+        return []
+    names = " and ".join(filter(None, (", ".join(tables[:-1]), tables[-1])))
+    text = words.LEFT_OUT_ONE if len(tables) == 1 else words.LEFT_OUT
+    if show_all is None:
+        return [Text(f"{text.format(tables=names)} {words.SHOW_ALL_CALL}", style="dim")]
+    return [Text(text.format(tables=names), style="dim"), _commands(f"{' ' * INDENT}{show_all}")]
+
+
+def _has_modules(reading: Reading) -> bool:
+    return bool((reading.modules["inclusive_bytes"] > 0).any())
+
+
+def _has_holders(reading: Reading) -> bool:
+    return bool((reading.at_peak["holder"] != "").any())
 
 
 def _title(part: RenderableType) -> RenderableType:
@@ -524,11 +553,11 @@ def _ways(reading: Reading, most: int, *, with_code: bool) -> list[RenderableTyp
         grid.add_row(
             Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True), Text(_told(way), overflow="fold")
         )
-    headings = (ways.HEADING, ways.HEADING_BESIDE_FINDINGS)
-    if reading.cut_off is not None:
-        headings = (words.WAYS_SO_FAR, words.WAYS_SO_FAR_BESIDE_FINDINGS)
-    heading = headings[bool(reading.findings)]
-    parts: list[RenderableType] = [heading, grid]
+    heading = ways.ways_heading(
+        is_beside_findings=bool(reading.findings), is_cut_off=reading.cut_off is not None
+    )
+    meanings = Text(ways.bases_text(found.loc[shown, "basis"]), style="dim")
+    parts: list[RenderableType] = [heading, grid, meanings]
     code = str(found["lines"][chosen]).rstrip()
     peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))
     parts.append(Text(ways.code_heading(chosen, peak_of_code)))

@@ -27,18 +27,18 @@ EARLIER_ITERATIONS: Final = (
     "keeps {nbytes} of earlier iterations of the loop, never used again, while the next iteration runs"
 )
 EMPTY_EACH_TIME: Final = "drop what an iteration puts there at the end of the loop's body"
-"""The headline and the advice for what several iterations left, instead of those for the last one alone."""
+"""The headline and the advice for memory that several iterations left, not only the last one."""
 
 ABOUT: Final = "about {nbytes}"
 """A peak that is estimated: what the mended program makes in its place was not recorded."""
-PER_ROUND: Final = "{headline}, +{rate} per iteration"
-"""A headline, and what each micro-batch, token or step of an environment adds."""
+PER_ROUND: Final = "{headline} (+{rate} per iteration)"
+"""A headline, and the bytes that each micro-batch, token or step of an environment adds."""
 CHANGE: Final = "{headline}; {advice}"
 CHANGE_SENTENCE: Final = "It {change}."
 """The change as a sentence about the holder, where the peak after it stands elsewhere."""
 PEAK: Final = "the peak"
 PEAK_SO_FAR: Final = "the peak so far"
-"""Of a recording that was cut off: the whole program may have a higher peak."""
+"""For a recording that was cut off: the whole program may have a higher peak."""
 ALONE: Final = "{change}; {peak} would fall to {alone}"
 ALONE_AND_TOGETHER: Final = (
     "{change}; {peak} would fall to {alone}, and to {together} with all findings mended"
@@ -77,7 +77,7 @@ STORED_WITH_GRAPH: Final = (
     "store a number such as `value.mean().item()`, or drop old values: the stored tensors themselves have {nbytes} of "
     "it, which `.detach()` alone would leave"
 )
-"""The advice where the graph saves the stored tensors too, as that of a ReLU does its result."""
+"""The advice if the graph saves the stored tensors too, as the graph of a ReLU saves its result."""
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"

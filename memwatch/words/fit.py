@@ -38,7 +38,7 @@ DETAILS: Final[dict[str, str]] = {
     "backend": " (budget {budget})",
     "policy": " (budget {budget})",
 }
-"""What follows the kind in the name of a way."""
+"""The text after the kind in the name of a way."""
 
 LIMIT: Final = "Limit {limit}"
 FITS: Final = "Limit {limit}: the fastest way that fits is {way}, with a peak of {peak}"

@@ -117,8 +117,8 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "The program leaks {parts}. What keeps it, and what to change:"
-GREW_BY_ROUND: Final = "The program leaked {parts} until it failed. What keeps it, and what to change:"
+GROW_BY_ROUND: Final = "The program leaks {parts}. The holders and the fixes:"
+GREW_BY_ROUND: Final = "The program leaked {parts} until it failed. The holders and the fixes:"
 AS_ABOVE: Final = "as above"
 """In place of an advice that the leak before has too."""
 WITH_EACH: Final = "{amounts} with each {round}"
@@ -131,8 +131,8 @@ ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "iteration of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
 LEFT_NOTHING: Final = (
-    "{verdict}{searched}. What global variables, models and optimizers hold once, such as a cache, "
-    "is not a leak"
+    "{verdict}{searched}. An object that a global variable, a model or an optimizer keeps once, "
+    "such as a cache, is not a leak"
 )
 NO_LEAKS_IN: Final = ": no {rounds} left a graph or a hook behind"
 OR_OF_EACH: Final = " and no "
@@ -149,7 +149,7 @@ NOT_SEARCHED: Final = (
     "`watch.report()` at the end"
 )
 STEPS_NOT_SEARCHED: Final = (
-    "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
+    "not searched for leaks of each optimizer step: the program made {steps}. To search for them, run at least "
     "{fewest} steps{optimizer}"
 )
 LATER_OPTIMIZERS: Final = (
@@ -178,7 +178,7 @@ END_NOT_JUDGED: Final = (
     "the program ended with {cause}{after}, so memwatch did not judge what it still held at its end"
 )
 """The same beside leaks of its steps."""
-NOT_SAID: Final = "what memwatch had seen until then could not be printed: {error}"
+NOT_SAID: Final = "memwatch could not print the leaks that it had found until then: {error}"
 EXIT_CODE: Final = "exit code {code}"
 AFTER_STEPS: Final = " after {steps}"
 UNTIL_THEN: Final = ". Until then no {rounds} left a graph or a hook behind"
@@ -196,8 +196,8 @@ LARGER_BY_ROUND: Final = (
     "begin it again"
 )
 FREED_LATER: Final = (
-    "{rounds} added {amounts} to {holder}, and the program freed them later. It is no leak, but memory grows until "
-    "then. If no backward needs these graphs, store `value.detach()` or `value.item()`"
+    "{rounds} added {amounts} to {holder}, and the program freed them later. This is not a leak, but memory grows "
+    "until then. If no backward needs these graphs, store `value.detach()` or `value.item()`"
 )
 SEARCHES_SKIPPED: Final = (
     "the searches took too long, so memwatch stopped them: it may have missed growth with each {rounds}"
@@ -470,7 +470,7 @@ def known_line(known: Known) -> str:
 
 
 def not_judged_line(cause: str, steps: int, places: Sequence[RoundPlace | None], *, are_clean: bool) -> str:
-    """Return that a program failed, and what memwatch had seen of it by then.
+    """Return the sentence about a program that failed, with the result of the searches until then.
 
     Args:
         cause: the class of the exception, or the exit code in words.
@@ -496,7 +496,7 @@ def _rounds_phrase(places: Sequence[RoundPlace | None]) -> str:
 def not_searched_line(
     steps: int, *, all_steps: int, optimizers: int, fewest_steps: int, fewest_passes: int, has_loops: bool
 ) -> str:
-    """Return why memwatch did not look for growth, or not for growth with each step if it searched loops.
+    """Return the reason why memwatch did not search for growth, or only in loops.
 
     Args:
         steps: the steps of the first optimizer.
@@ -766,10 +766,10 @@ def advice(
 
     Args:
         remedy: the change.
-        with_graph: True if the tensor is kept together with its autograd graph: then say that as well.
-        further: the other references to cut, in words, where one alone frees nothing.
+        with_graph: True if the tensor is kept together with its autograd graph, which the sentence then mentions.
+        further: the other references to cut, in words. All of them must be cut.
         is_complete: False if there may be more of these.
-        shows_part: True if the tensor shows only a part of its storage, though it is no view.
+        shows_part: True if the tensor shows only a part of its storage and is not a view.
         name: the variable or the attribute that the sentence names.
         of_objects: True if the kept values are no tensors.
         strong: the class of the kept object, if no weak reference can refer to it.

@@ -27,12 +27,6 @@ LINES_MEANING: Final = (
 )
 """The sentence above the lines of the program. The summary's heading of its lines (`summary.LINES`) says the same."""
 
-BASES: Final = {
-    "simulated": "Simulated: from the recorded allocations and frees.",
-    "estimated": "Estimated: the recording does not show all allocations of the changed program.",
-}
-"""The meaning of the word after a predicted peak, by the basis of a change."""
-
 SMALL_PARTS: Final = "{count} smaller parts"
 """The label of all parts of the peak that are too small for a label of their own."""
 

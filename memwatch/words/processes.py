@@ -23,7 +23,7 @@ class StartedAs(enum.Enum):
 
 
 NAMES: Final = {
-    StartedAs.LOADER_WORKER: ("DataLoader worker", "DataLoader workers"),
+    StartedAs.LOADER_WORKER: ("DataLoader worker", "DataLoader workers (counted at each start)"),
     StartedAs.MULTIPROCESSING: ("process of multiprocessing", "processes of multiprocessing"),
     StartedAs.PYTHON: ("Python program", "Python programs"),
     StartedAs.FORK: ("fork", "forks"),
@@ -189,6 +189,8 @@ NOT_TOLD: Final = "memwatch: memory ran out, and memwatch could not list the liv
 PROGRAM_FAILED: Final = "failed"
 """The kind of the note about a program that ended with an error."""
 ENDED_BY: Final = "{error} ended the recorded code, so its later peaks are not in this recording"
+AN_ERROR: Final = "An error"
+"""In place of the class of an error, on a page without sources."""
 GAVE_WAY_KIND: Final = "ended"
 """The kind of the note about a recording of a whole program that ended before the program."""
 GAVE_WAY: Final = "the program opened a memwatch.profile() block of its own, and this recording ended there"
@@ -236,9 +238,10 @@ NEW_ENTRIES: Final = "{added:,} new entries (about {size}) in the `{kind}` held 
 GROWN_CONTAINERS: Final = (
     "{count} of the containers that grew most (about {size} together) are held by {holder}"
 )
-HOW_AT_MONITOR: Final = "what is left of the row native of when the monitor began"
+HOW_AT_MONITOR: Final = "the rest of the row native from when the monitor began"
 HOW_AT_IMPORT: Final = (
-    "mallinfo2 around the import of torch, or at that of memwatch, without the blocks of Python objects"
+    "mallinfo2 before and after the import of torch, or at the import of memwatch, "
+    "without the blocks of Python objects"
 )
 _EXPLAINED: Final = "{share:.0f} % of RSS explained"
 _FROM_START: Final = ": {known:.0f} % by its cause, and {share:.0f} % is native memory from the start"
@@ -260,7 +263,7 @@ def coverage_text(coverage: float, start_share: float) -> str:
     return text + _FROM_START.format(known=whole - share, share=share)
 
 
-NOT_WRITTEN: Final = "there is no report, because of this: {why}"
+NOT_WRITTEN: Final = "memwatch could not write the report: {why}"
 PARTLY_WRITTEN: Final = "only {files} could be written: {why}"
 
 
@@ -269,7 +272,7 @@ def not_written_text(files: Sequence[str], why: str) -> str:
     return PARTLY_WRITTEN.format(files=" and ".join(files), why=why) if files else NOT_WRITTEN.format(why=why)
 
 
-NO_FILE: Final = "{given} is no path of a file for the samples; "
+NO_FILE: Final = "{given} is not the path of a file for the samples; "
 GIVE_PATH: Final = 'give one such as "memory.jsonl"'
 GIVE_INTERVAL: Final = "to set the seconds between two samples, write interval_s={given}"
 
@@ -296,7 +299,7 @@ STRETCHED: Final = (
 NOT_SEARCHED: Final = "{size} is newer than the last search, and may be Python objects such as numpy arrays"
 NOT_EXAMINED_YET: Final = "not examined yet"
 OTHER_PROCESS: Final = (
-    "another process ran out of memory. The figures below are those of this process, which raised the error again; the "
+    "another process ran out of memory. The figures below are about this process, which raised the error again; the "
     "memory of the other one is not known"
 )
 TOO_LARGE: Final = "no change would have left room: the request itself is the problem ({asked} in one piece)"

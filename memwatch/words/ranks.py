@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FINDINGS: Final = "Findings in {process}: memory that is alive without need, and its peak without it"
+FINDINGS: Final = "Findings in {process}: memory that need not be alive, and the peak if it were freed"
+COLUMNS: Final = "Increase: the part that the block added. At: the op and the line of the peak"
+"""The meaning of the columns of the table of processes."""
 LOWER_PEAKS: Final = ("process with a lower peak", "processes with lower peaks")
 MORE_DIFFER: Final = ("thing differs", "things differ")
-"""Of one, and of several."""
+"""The words for one, and for several."""
 HEADLINE: Final = "{worst} has the highest peak, {highest}: {share} above the mean of {count} ranks."
 HEADLINE_EQUAL: Final = "All {count} ranks have the same peak, {highest}."
 HEADLINE_EQUAL_PROCESSES: Final = "All {count} processes have the same peak, {highest}."
@@ -35,6 +37,7 @@ UNFINISHED: Final = (
     "Figures cover the part that was written."
 )
 UNREADABLE: Final = "memwatch cannot read {name}, so the figures leave it out: {reason}"
+UNREAD: Final = "memwatch could not read {count}, and the figures leave out {files}"
 OTHER_FORMAT: Final = (
     "{name} was recorded by memwatch {version} in format {format}, which this memwatch cannot read: "
     "its figures come from the summary in the file."
@@ -74,7 +77,7 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     shown = list(names[:most])
     rest = len(names) - len(shown)
     if rest:
-        return f"{', '.join(shown)} and {rest} others"
+        return f"{', '.join(shown)} and {rest} {'other' if rest == 1 else 'others'}"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _OLDER: Final = "made before the recording began"
 _OUTSIDE_OPS: Final = "made outside every recorded op"
@@ -15,6 +18,7 @@ _WORKSPACE: Final = "workspace of {op}"
 _IN_MODULE: Final = "{what} in `{module}`"
 _AT: Final = "{what} at {place}"
 _WITHIN: Final = " in "
+_FILE_BEGINS, _FILE_ENDS = " (", ")"
 _ATEN: Final = "aten"
 _GRADIENTS: Final = ("gradient", "unsharded gradient")
 _GRADIENT: Final = "`{parameter}` .grad"
@@ -43,7 +47,20 @@ def short_op(op_name: str) -> str:
 
 def site_name(op_name: str, function: str, file: str) -> str:
     """Return where in the code memory is made, without lines, which move: `aten.mul.Tensor in f (a.py)`."""
-    return _WITHIN.join(part for part in (op_name, f"{function} ({file})" if file else "") if part)
+    place = f"{function}{_FILE_BEGINS}{file}{_FILE_ENDS}" if file else ""
+    return _WITHIN.join(part for part in (op_name, place) if part)
+
+
+def file_of_site(site: str) -> str:
+    """Return the name of the file in a `site_name`; "" for other names."""
+    _, begins, file = site.rpartition(_FILE_BEGINS)
+    return file.removesuffix(_FILE_ENDS) if begins and file.endswith(_FILE_ENDS) else ""
+
+
+def site_in_file(site: str, file: str) -> str:
+    """Return a `site_name` that has a file's name, with another file's name."""
+    where, begins, _ = site.rpartition(_FILE_BEGINS)
+    return f"{where}{begins}{file}{_FILE_ENDS}"
 
 
 def short_site(site: str) -> str:
@@ -121,6 +138,37 @@ def unmade_name(thread: str, step: int, *, is_older: bool, has_ops: bool) -> str
 MOVED_PEAK: Final = "The peak is at another moment now: op {op} ({phase}){at}"
 """The line about two captures whose peaks are at different ops, so that their sites are of two moments."""
 MOVED_TO_LINE: Final = " at {line}"
+
+
+RENAMED_FILE: Final = (
+    "The sites of {old} are compared with the sites of {new}: the same functions call the same ops."
+)
+NO_COMMON_FILE: Final = (
+    "No site in {old} is in {new} too, so only the peaks, parameters, gradients and optimizer states can be compared. "
+    "`memwatch summary` shows each peak alone."
+)
+_MOST_FILES: Final = 3
+"""Files in one sentence: a guess."""
+
+
+def file_remarks(renamed: Mapping[str, str], old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """Return sentences about files of two captures that have different names.
+
+    Args:
+        renamed: the new name of each file that was matched with a file of another name.
+        old: the files of the old capture, where no file of it was matched with a file of the new one; else empty.
+        new: the files of the new capture, likewise.
+    """
+    sentences = [RENAMED_FILE.format(old=before, new=after) for before, after in renamed.items()]
+    if old and new:
+        sentences.append(NO_COMMON_FILE.format(old=_files(old), new=_files(new)))
+    return sentences
+
+
+def _files(names: Sequence[str]) -> str:
+    more = [f"{len(names) - _MOST_FILES} more"] if len(names) > _MOST_FILES else []
+    shown = [*names[:_MOST_FILES], *more]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
 def moved_peak(op_name: str, phase: str, line: str) -> str:

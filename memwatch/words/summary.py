@@ -44,10 +44,6 @@ IN_FIRST_ITERATION: Final = ", in its first iteration"
 AFTER_ITERATIONS: Final = ", after {iterations}"
 """A recording that was cut off: how it ended, and after how much of the program."""
 
-WAYS_SO_FAR: Final = "What would lower the peak so far"
-WAYS_SO_FAR_BESIDE_FINDINGS: Final = "What else would lower the peak so far, each change alone"
-"""The heading of the changes for such a recording."""
-
 PROCESS: Final = "The process when it was largest: {parts}"
 
 NO_TENSOR: Final = (
@@ -71,11 +67,14 @@ SMALL_FINDINGS: Final = (
     "Findings below {share} of the peak increase: {count:,} (prof.small_findings lists them)"
 )
 MORE_FINDINGS: Final = "{count:,} more: `--rows 40` lists them, and prof.findings in Python"
+LEFT_OUT: Final = "Left out for lack of room: the tables of {tables}. To see them:"
+LEFT_OUT_ONE: Final = "Left out for lack of room: the table of {tables}. To see it:"
+SHOW_ALL_CALL: Final = "prof.summary(rows=8)"
 NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: `--rows 40` lists them, and prof.notes in Python"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
-LEAKS_COMMAND: Final = "To see what keeps growing, and what else stays:\n{command}"
+LEAKS_COMMAND: Final = "To find the line that makes memory grow:\n{command}"
 FIT_COMMAND: Final = "To measure the changes that fit can try, within a limit:\n{command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 

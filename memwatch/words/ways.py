@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 CHECKPOINT: Final = "checkpoint {count} modules: {names}"
 CHECKPOINT_ONE: Final = "checkpoint the module {names}"
@@ -22,7 +22,9 @@ SPARSE_GRADIENTS: Final = (
 )
 SPARSE_ADAM: Final = SPARSE_GRADIENTS + ", and train these embeddings with SparseAdam"
 LOSS_IN_PARTS: Final = "compute the logits of `{name}` and the cross entropy part by part"
-OFFLOAD: Final = "move to the host the tensors that {count} modules save for backward: {names}"
+OFFLOAD: Final = (
+    "move to the host the tensors that the forward of {names} saves for backward (modules: {count})"
+)
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
 UNREAD_GRADIENTS: Final = (
@@ -36,7 +38,7 @@ BOTH: Final = "{first}, and {other}"
 FIRST_AND_LAST: Final = "`{first}`, `{second}` ... `{last}`"
 """The names of many modules: the first two and the last."""
 _MOST_NAMES: Final = 3
-"""A text has the names of all modules if there are no more than this. A guess."""
+"""A text has the names of all modules if there are at most this many. A guess."""
 
 # Facts and decisions for you, before you make a change
 ROUNDING: Final = "a fused step rounds a little differently"
@@ -73,6 +75,9 @@ HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 
 HEADING: Final = "What would lower the peak"
 HEADING_BESIDE_FINDINGS: Final = "What else would lower the peak, each change alone"
+HEADING_SO_FAR: Final = "What would lower the peak so far"
+HEADING_SO_FAR_BESIDE_FINDINGS: Final = "What else would lower the peak so far, each change alone"
+"""The headings for a recording that was cut off: the rest of the program may have a higher peak."""
 AFTER_GROWTH: Final = (
     "Fix the growth first: it would soon use up what other changes save. They are in prof.ways, and in memwatch "
     "summary --json"
@@ -81,12 +86,17 @@ BESIDE_GROWTH: Final = (
     "Fix the growth above first: it would soon use up what these changes save. Their peaks hold for this recording "
     "only."
 )
+BASES: Final = {
+    "simulated": "Simulated: from the recorded allocations and frees.",
+    "estimated": "Estimated: the recording does not show all allocations of the changed program.",
+}
+"""The meaning of the word after a predicted peak, by the basis of a change."""
 NO_WAY: Final = "memwatch knows no change that would lower the peak by {share} or more"
 BY_HAND: Final = (
     "{no_way}. But autograd keeps {saved} of it for the backward: put parts of your forward into functions, and call "
     "them through torch.utils.checkpoint.checkpoint"
 )
-"""For a forward that memwatch cannot change from outside, such as one without repeated modules."""
+"""For a forward that memwatch cannot change from outside, such as a forward without repeated modules."""
 TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "to {peak} ({share} less)"
@@ -192,6 +202,24 @@ def _by_number(modules: list[str]) -> dict[str, str]:
     if len(modules) == 1:
         return {"modules": "1 module", "each": "it", "they": "it"}
     return {"modules": f"{len(modules)} modules", "each": "each", "they": "they"}
+
+
+def ways_heading(*, is_beside_findings: bool, is_cut_off: bool) -> str:
+    """Return the heading of the changes.
+
+    Args:
+        is_beside_findings: whether findings are listed too, which are changes as well.
+        is_cut_off: whether the recording has only a part of the program.
+    """
+    if is_cut_off:
+        return HEADING_SO_FAR_BESIDE_FINDINGS if is_beside_findings else HEADING_SO_FAR
+    return HEADING_BESIDE_FINDINGS if is_beside_findings else HEADING
+
+
+def bases_text(bases: Iterable[str]) -> str:
+    """Return the meaning of each word in `bases`, in the order of `BASES`."""
+    found = set(bases)
+    return " ".join(text for basis, text in BASES.items() if basis in found)
 
 
 def code_heading(number: int, peak: str) -> str:

@@ -42,6 +42,42 @@ def test_wrong_input_is_one_line_with_the_next_step(narrow, tmp_path, capsys, mo
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize("verb", ["run", "leaks"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_capture_in_place_of_a_program_is_not_run(tmp_path, monkeypatch, capsys, verb, exists):
+    """Also not if the file holds Python: its name is that of a capture."""
+    monkeypatch.chdir(tmp_path)
+    if exists:
+        (tmp_path / "text.memwatch").write_text("print('ran')\n")
+    assert main([verb, "text.memwatch"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("summary text.memwatch\n")
+
+
+def test_swapped_arguments_of_transform_are_put_right(narrow, capsys):
+    """An unknown format is another error."""
+    for words, told in (
+        (["csv", str(narrow)], f"transform {narrow} csv"),
+        ([str(narrow), "cvs"], "no format 'cvs'"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["transform", *words])
+        assert told in capsys.readouterr().err
+
+
+def test_a_merge_without_one_of_its_captures_fails(narrow, wide, tmp_path, capsys):
+    """The others are shown. Without a file that cannot be read, the exit code is 0."""
+    lost = tmp_path / "lost.memwatch"
+    lost.write_text("no capture")
+    assert main(["merge", str(narrow), str(wide), str(lost)]) == 1
+    said = capsys.readouterr()
+    assert "2 processes" in said.out
+    assert re.search(r"error: .*1 of 3 captures.*lost\.memwatch", said.err)
+    assert main(["merge", str(narrow), str(wide)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [

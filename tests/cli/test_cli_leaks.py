@@ -53,7 +53,7 @@ def test_a_program_that_keeps_only_its_own_names_is_clean(command):
     done = command(sys.executable, "-m", "memwatch", "leaks", "-c", TRAINING, "--epochs", "1")
     assert (done.returncode, done.stdout) == (0, "['--epochs', '1']\n")
     verdict, not_searched, not_judged = done.stderr.splitlines()
-    assert verdict.startswith("memwatch: no leaks at the end. What global variables")
+    assert verdict.startswith("memwatch: no leaks at the end. An object that a global variable")
     assert "the program made 3 optimizer steps" in not_searched
     assert "memwatch.find_leaks(step)" in not_searched
     assert "global `history`" in not_judged
@@ -760,8 +760,8 @@ for epoch in range(%d):
     optimizer.step()
 """
 FEW_STEPS_LINES = {
-    (3, 1): "not checked for what each optimizer step leaves behind: the program made 3 optimizer steps",
-    (3, 6): "not checked for what each optimizer step leaves behind: the program made 3 optimizer steps",
+    (3, 1): "not searched for leaks of each optimizer step: the program made 3 optimizer steps",
+    (3, 6): "not searched for leaks of each optimizer step: the program made 3 optimizer steps",
     (4, 1): "no optimizer step left a graph or a hook behind",
 }
 

@@ -153,6 +153,34 @@ def test_diff_tells_sites_by_name_where_lines_moved(tmp_path, capsys):
     assert "No site changed" in capsys.readouterr().out
 
 
+def recorded(path, file, lines):
+    """Record a function with these lines, as if it stood in a file of that name."""
+    body = "".join(f"    {line}\n" for line in lines)
+    text = f"import memwatch, torch\ndef work():\n{body}with memwatch.profile(r'{path}'):\n    work()\n"
+    exec(compile(text, f"/somewhere/{file}", "exec"), {})
+    return str(path)
+
+
+@pytest.mark.parametrize("form", [[], ["--format", "github"]])
+def test_diff_matches_the_sites_of_a_script_and_its_renamed_copy(tmp_path, capsys, form):
+    """A file with the same name in both captures keeps it, whatever else matches."""
+    old = recorded(tmp_path / "old.memwatch", "train.py", ["return torch.ones(1000)"])
+    new = recorded(tmp_path / "new.memwatch", "train_2.py", ["return torch.ones(1000)"])
+    assert main(["diff", *form, old, new]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "The sites of train.py are compared with the sites of train_2.py" in told
+    assert "No site changed" in told
+    assert main(["diff", *form, old, old]) == 0
+    assert "are compared with" not in capsys.readouterr().out
+
+
+def test_diff_says_that_no_site_is_common(tmp_path, capsys):
+    old = recorded(tmp_path / "old.memwatch", "one.py", ["return torch.ones(1000)"])
+    new = recorded(tmp_path / "new.memwatch", "other.py", ["return torch.zeros(10) + 1"])
+    assert main(["diff", old, new]) == 0
+    assert "No site in one.py is in other.py too" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("site", "shown"),
     [
@@ -194,7 +222,7 @@ def test_what_is_no_capture_is_one_clear_line(verb, tmp_path, capsys):
 
 
 WRONG = [
-    "fly", "summary", "summary -n 0 x", "summary -n x x", "run", "run -m", "run -m -c x", "run --fast x",
+    "summary", "summary -n 0 x", "summary -n x x", "run", "run -m", "run -m -c x", "run --fast x",
     "diff x", "diff --fail-above 5 x y", "diff --fail-above nan% x y", "transform x pdf", "stats --js x",
 ]  # fmt: skip
 
@@ -239,8 +267,9 @@ def test_lines_fit_the_terminal_and_hold_no_codes(narrow, monkeypatch, capsys):
     for verb in (["summary"], ["tree"], ["stats"], ["diff", str(narrow)]):
         assert main([*verb, str(narrow)]) == 0
         text = capsys.readouterr().out
-        # code and the commands at the end are never wrapped, so that a copy of them runs
+        # code and commands are never wrapped, so that a copy of them runs
         lines = text.partition("Code for the change")[0].partition("\nNext: ")[0].splitlines()
+        lines = [line for line in lines if not re.match(r"    .* summary -n \d", line)]
         assert max(map(len, lines)) <= 60
         assert "\x1b" not in text
 

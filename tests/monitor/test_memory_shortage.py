@@ -96,7 +96,7 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
 def test_memory_of_a_process_that_did_not_run_out_is_said_to_be_that(fresh_python, tmp_path):
     done = fresh_python(POOL)
     text, record = (tmp_path / "run.oom.txt").read_text(), record_in(tmp_path)
-    assert "another process ran out of memory. The figures below are those of this process" in text
+    assert "another process ran out of memory. The figures below are about this process" in text
     assert "another process ran out of memory" in done.stderr or sys.version_info < (3, 11)
     assert record["live"][0]["holder"].startswith("global `kept`")
     assert record["changes"] == []
@@ -373,8 +373,8 @@ torch.empty(1 << 50)
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        ("no folder", "there is no report, because of this: "),
-        ("full disk", "there is no report, because of this: [Errno 28] No space left on device"),
+        ("no folder", "memwatch could not write the report: "),
+        ("full disk", "memwatch could not write the report: [Errno 28] No space left on device"),
         ("a disk that fills", "run.oom.txt could be written: [Errno 28] No space left on device"),
         ("no facts", "the report is in "),
         ("no record", "the report failed: RuntimeError"),

@@ -67,6 +67,27 @@ def test_predicted_peaks_are_those_so_far(stopped, whole):
 
 
 @pytest.mark.words
+def test_the_heading_of_the_changes_on_the_page_says_so_far(stopped, whole):
+    assert page_model(stopped)["ways_heading"] == "What would lower the peak so far"
+    assert page_model(whole)["ways_heading"] == "What would lower the peak"
+
+
+@pytest.mark.parametrize("width", [60, 90])
+def test_the_text_of_an_exceeded_limit_keeps_to_the_width_of_the_terminal(whole, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    with (
+        pytest.raises(memwatch.MemoryLimitError) as raised,
+        memwatch.profile(limit_bytes=whole.peak_bytes * 3 // 4),
+    ):
+        train(2)
+    (note,) = raised.value.__notes__
+    lines = note.splitlines()
+    assert lines
+    assert max(map(len, lines)) <= width
+    assert any(re.match(r" +[\d.]+ \w+  activation", line) for line in lines)
+
+
+@pytest.mark.words
 def test_memory_with_an_unknown_future_is_neither_drag_nor_void(stopped, whole):
     told = stopped.summary(width=200)
     assert "use not known: " in told
@@ -81,7 +102,8 @@ def test_the_page_begins_with_how_the_recording_ended(stopped, tmp_path, source)
     stopped.report(tmp_path / "page.html", source=source)
     page = (tmp_path / "page.html").read_text()
     (told,) = re.findall(r'<p class="headline"[^>]*>(.*?)</p>', page)
-    assert told.startswith("The recorded code ended with MemoryLimitError, in its first iteration.")
+    error = "MemoryLimitError" if source else "an error"
+    assert told.startswith(f"The recorded code ended with {error}, in its first iteration.")
     assert ("The largest part of the peak" in told) == source
 
 
@@ -97,12 +119,18 @@ class SecretError(Exception):
     """An error of the program's own, whose name may say what the program does."""
 
 
-def test_a_page_without_source_does_not_name_the_error_in_its_headline():
+def test_a_page_without_source_does_not_name_the_error():
+    """Neither in its headline nor in a note."""
     prof = memwatch.profile()
     with contextlib.suppress(SecretError), prof:
         train(1)
         raise SecretError
-    named, hidden = (page_model(prof, source=source)["headline"] for source in (True, False))
-    assert "SecretError" in named
-    assert "SecretError" not in hidden
-    assert "ended with an error" in hidden
+    named, hidden = (page_model(prof, source=source) for source in (True, False))
+    for part in ("headline", "notes"):
+        assert "SecretError" in str(named[part])
+    assert "SecretError" not in str(hidden)
+    assert "ended with an error" in hidden["headline"]
+    assert [
+        "failed",
+        "An error ended the recorded code, so its later peaks are not in this recording",
+    ] in hidden["notes"]

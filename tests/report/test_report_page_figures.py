@@ -125,7 +125,7 @@ def test_a_change_says_its_peak_once(shown, whole_program):
     decisions = [each for each in whole_program.ways["decision"] if each]
     told = shown.js(TEXTS, ".way .predicted")
     assert len(told) == len(decisions) > 0
-    assert all(text.startswith("Before you take it: ") for text in told)
+    assert all(text.startswith("Before you make this change: ") for text in told)
     heads = shown.js(TEXTS, ".way > summary")
     assert all(f", {basis})" in " ".join(heads) for basis in whole_program.ways["basis"].unique())
     assert shown.text("#ways").count("Simulated:") == 1
@@ -159,7 +159,7 @@ def test_a_long_name_is_cut_in_the_middle_and_can_be_copied(shown, whole_program
 def test_a_holder_does_not_repeat_the_name(shown):
     shown.drawn()
     rows = shown.js(CELLS)
-    assert any(row["Held at the peak by"].startswith("as its name says") for row in rows)
+    assert any(row["Held at the peak by"].startswith("same as the name") for row in rows)
     assert not any(row["Held at the peak by"].startswith(row["Name"]) for row in rows)
 
 

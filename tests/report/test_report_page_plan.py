@@ -280,7 +280,7 @@ def test_phases_and_holders_at_the_peak_split_it(quiet, page, planned):
     names, phases, holders = quiet.column(1), quiet.column(6), quiet.column(8)
     for key, name, phase, holder in zip(map(int, quiet.row_keys()), names, phases, holders, strict=True):
         category = at_peak["category"][key]
-        told = holder.replace("as its name says", name)
+        told = holder.replace("same as the name", name)
         assert phase == at_peak["phase"][key]
         assert at_peak["holder"][key].replace("`", "") in (told, f"{category} {told}")
 

@@ -113,9 +113,36 @@ def test_the_summary_fits_a_screen_and_ends_with_the_next_call(training, monkeyp
     """It has at most 50 lines of 80 characters, and a few more with findings and code. It ends with the next call."""
     monkeypatch.setattr(type(training), "findings", training.findings[:1] * findings)
     lines = summary(training, width=80, color=False).splitlines()
-    assert len(lines) <= (60 if findings else 50)
+    assert len(lines) <= (64 if findings else 50)
     assert 'prof.report("' in lines[-1]
     assert "memwatch plan" in summary(training, color=False, following="memwatch plan x").splitlines()[-1]
+
+
+def test_a_summary_names_the_tables_that_it_leaves_out(training):
+    """With a number of rows it has all of them. A command that shows them is whole, however narrow the line."""
+    command = f"memwatch summary -n 8 {'a' * 80}.memwatch"
+    text = summary(training, width=60, color=False, show_all=command)
+    headings = {
+        "storages": "Largest storages",
+        "modules": "Modules at",
+        "lines": "Lines that",
+        "holders": "Who holds",
+    }
+    (told,) = re.findall(r"Left out for lack of room: (.*?):\n", text, re.DOTALL)
+    assert {name for name, heading in headings.items() if heading not in text} == set(headings) & set(
+        re.findall(r"\w+", told)
+    )
+    assert f"    {command}\n" in text
+    whole = summary(training, width=60, color=False, rows=8)
+    assert "Left out" not in whole
+    assert all(heading in whole for heading in headings.values())
+
+
+def test_a_summary_explains_the_basis_of_each_change(training):
+    text = summary(training, width=200, color=False)
+    shown = set(re.findall(r"; (simulated|estimated)\b", text))
+    assert shown
+    assert {word.lower() for word in re.findall("(Simulated|Estimated): ", text)} == shown
 
 
 def test_a_name_that_is_too_long_keeps_what_it_is_and_where_it_was_made():

@@ -15,21 +15,22 @@ export interface Life {
   last: number;
   dead: number; // the number of ops for what is alive at the end
   ops: number;
+  known: boolean; // whether nothing else can have used it: a recording that was cut off does not show the later uses
 }
 
 export function lifeOf(frame: Frame, row: number, ops: number): Life {
   const op = (name: string) => frame.number(name, row);
-  return { born: op("op"), first: op("first_use_op"), last: op("last_use_op"), dead: op("death_op") < 0 ? ops : Math.max(op("death_op"), op("last_use_op")), ops };
+  return { born: op("op"), first: op("first_use_op"), last: op("last_use_op"), dead: op("death_op") < 0 ? ops : Math.max(op("death_op"), op("last_use_op")), ops, known: !frame.has("phase") || frame.text("phase", row) !== "" };
 }
 
-// Returns the phases of a life between two ops: lag, use and drag, or void for what no op used.
-export function phasesOf({ born, first, last, dead }: Life): { phase: string; from: number; to: number }[] {
+// Returns the phases of a life between two ops: lag, use and drag, or void for a storage that no op used.
+export function phasesOf({ born, first, last, dead, known }: Life): { phase: string; from: number; to: number }[] {
   const start = Math.max(born, 0);
-  if (first < 0) return [{ phase: "void", from: start, to: dead }];
+  if (first < 0) return [{ phase: known ? "void" : "unknown", from: start, to: dead }];
   const parts = [
     { phase: "lag", from: start, to: first },
     { phase: "use", from: first, to: last + 1 },
-    { phase: "drag", from: last + 1, to: dead },
+    { phase: known ? "drag" : "unknown", from: last + 1, to: dead },
   ];
   return parts.filter(({ from, to }) => to > from);
 }
@@ -62,9 +63,9 @@ export function lifeParts(life: Life, [start, end]: Span): Part[] {
     .map(({ phase, from, to }) => ({ from: Math.min(place(from), 0.98), to: Math.max(place(to), Math.min(place(from), 0.98) + 0.02), paint: { "data-phase": phase } }));
 }
 
-export function lifeWords({ born, first, last, dead, ops }: Life): string {
+export function lifeWords({ born, first, last, dead, ops, known }: Life): string {
   const begin = born < 0 ? "there before the block" : `made by op ${whole(born)}`;
-  const used = first < 0 ? "never used" : first === last ? `used by op ${whole(first)} alone` : `first used by op ${whole(first)}, last by op ${whole(last)}`;
+  const used = first < 0 ? (known ? "never used" : "no use recorded") : first === last ? `used by op ${whole(first)} alone` : `first used by op ${whole(first)}, last by op ${whole(last)}`;
   return `${begin}; ${used}; ${dead >= ops ? "alive at the end" : `freed after op ${whole(dead)}`}`;
 }
 

@@ -28,7 +28,7 @@ function heldBy(text: string, name: string, category: string): Node | string {
     const target = event.currentTarget as HTMLElement;
     target.setAttribute("aria-expanded", String(target.getAttribute("aria-expanded") !== "true"));
   };
-  const said = told === undefined ? marked(text) : [el("span", { class: "muted", text: "as its name says" }), ...marked(text.slice(told.length))];
+  const said = told === undefined ? marked(text) : [el("span", { class: "muted", text: "same as the name" }), ...marked(text.slice(told.length))];
   return el("button", { type: "button", class: "clip unfold", title: text.slice(0, TITLE_CHARS), "aria-expanded": "false", onclick: toggle }, ...said);
 }
 

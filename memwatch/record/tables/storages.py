@@ -385,7 +385,7 @@ class Storages:
         live = format_bytes(account.live_bytes + account.handed_on_bytes)
         error = MemoryLimitError(
             f"{live} of tensors are live{where}, more than the limit of {format_bytes(limit_bytes)}; "
-            "see the tensors in prof.at_peak or, of a recorded file, with `memwatch summary FILE`; or raise the limit"
+            "raise the limit, or list these tensors: prof.at_peak, or `memwatch summary FILE`"
         )
         error.device = self._strings.texts[device]
         return error

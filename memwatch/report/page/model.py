@@ -46,10 +46,10 @@ from memwatch.report.source import retention_edges
 from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
-from memwatch.words.page import BASES, SMALL_PARTS, unread_text
+from memwatch.words.page import SMALL_PARTS, unread_text
 from memwatch.words.places import cell_name, short_place, short_places
-from memwatch.words.processes import PARTS, reserved_at_peak_text
-from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, time_text
+from memwatch.words.processes import AN_ERROR, ENDED_BY, PARTS, PROGRAM_FAILED, reserved_at_peak_text
+from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, bases_text, time_text, ways_heading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -148,13 +148,14 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "listed": blocks["saved"]["rows"],
             "layers": "" if layers is None else visible(str(layers)),
         },
-        "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
+        "notes": [
+            [visible(kind), hide(_note(kind, text, names_error=source))] for kind, text in reading.notes
+        ],
         **findings_model(reading, hide, code=code),
         "ways": ways,
         "first_ways": _FIRST_WAYS,
-        "bases": " ".join(
-            text for basis, text in BASES.items() if any(way["basis"] == basis for way in ways)
-        ),
+        "bases": bases_text(way["basis"] for way in ways),
+        "ways_heading": ways_heading(is_beside_findings=False, is_cut_off=reading.cut_off is not None),
         "unread": "" if code is None else unread_text([visible(short_place(file)) for file in code.unread]),
         "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
         "plan": plan,
@@ -162,6 +163,11 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "cells": {visible(file): visible(name) for file, name in cells.items()},
         "blocks": {**blocks, "words": words.pack()},
     }
+
+
+def _note(kind: str, text: str, *, names_error: bool) -> str:
+    """Return the text of a note. The class of an error may be the program's own, and tell what the program does."""
+    return text if names_error or kind != PROGRAM_FAILED else ENDED_BY.format(error=AN_ERROR)
 
 
 _ORDINARY: Final = {

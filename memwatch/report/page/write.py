@@ -30,6 +30,7 @@ from memwatch.report.page.sections import leak_page_model
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words.page import LINES_MEANING, SECTIONS
+from memwatch.words.storages import file_remarks
 
 if TYPE_CHECKING:
     import os
@@ -182,7 +183,7 @@ def diff_model(compared: Comparison, *, old: str, new: str) -> dict[str, Any]:
         new: what the new one is called.
 
     Returns:
-        A dict of plain JSON values: `old`, `new`, `totals`, `categories`, and `blocks` (packed tables).
+        A dict of plain JSON values: `old`, `new`, `remarks`, `totals`, `categories`, and `blocks` (packed tables).
     """
     words, sites = Words(visible), compared.sites.reset_index()
     by_category = sites.groupby("category")[["old_bytes", "new_bytes"]].sum()
@@ -191,6 +192,10 @@ def diff_model(compared: Comparison, *, old: str, new: str) -> dict[str, Any]:
         "model": MODEL_VERSION,
         "old": visible(old),
         "new": visible(new),
+        "remarks": [
+            visible(remark)
+            for remark in file_remarks(compared.renamed_files, compared.old_files, compared.new_files)
+        ],
         "totals": {
             "device": visible(compared.device),
             "old_bytes": compared.old_peak_bytes,
