@@ -114,10 +114,20 @@ class PlanFigures:
         return self.plan_bytes - self.bound_bytes
 
     @property
+    def only_orders(self) -> bool:
+        """Whether the plan may only change the order of the ops: nobody gave it a budget."""
+        return self.budget_bytes is None
+
+    @property
     def gap_words(self) -> str:
         """The gap as a phrase."""
         if not self.gap_bytes:
-            return "none, this is the lowest plan"
+            lowest = (
+                "no other order of the ops has a lower peak"
+                if self.only_orders
+                else "this is the lowest plan"
+            )
+            return f"none, {lowest}"
         share = f" ({100 * self.gap_bytes / self.bound_bytes:.1f} % of the bound)" if self.bound_bytes else ""
         return f"{format_bytes(self.gap_bytes)}{share}"
 

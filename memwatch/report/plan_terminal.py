@@ -109,7 +109,13 @@ def _headline(figures: PlanFigures) -> Text:
         )
     if figures.moved_bytes:
         text.append(f"; {format_bytes(figures.moved_bytes)} are moved out and back")
-    return text.append(f"\nGap to the lower bound: {figures.gap_words}")
+    text.append(f"\nGap to the lower bound: {figures.gap_words}")
+    if figures.only_orders:
+        text.append(
+            "\nWithout a budget, a plan only changes the order of the ops. With a budget, such as 60%, it also computes some "
+            "ops again, and its peak can be much lower"
+        )
+    return text
 
 
 def _peaks(figures: PlanFigures, result: Replayed | None) -> Table:
@@ -124,7 +130,8 @@ def _peaks(figures: PlanFigures, result: Replayed | None) -> Table:
         rows.append(("replayed", result.peak_increase_bytes, "green", took))
     if figures.budget_bytes is not None:
         rows.append(("budget", figures.budget_bytes, "blue", ""))
-    rows.append(("lower bound", figures.bound_bytes, "bright_black", "no plan of this kind is lower"))
+    bound = "no order of the ops is lower" if figures.only_orders else "no plan of this kind is lower"
+    rows.append(("lower bound", figures.bound_bytes, "bright_black", bound))
     most = max(nbytes for _, nbytes, _, _ in rows) or 1
     for label, nbytes, style, words in rows:
         table.add_row(label, format_bytes(nbytes), bar(nbytes / most, BAR_WIDTH, style), Text(words))
