@@ -99,6 +99,16 @@ class Reached:
         state = self._state
         return self._from_program(self._own | state.optimizers) if state.edges else self.past_state
 
+    @property
+    def new_optimizers(self) -> Positions:
+        """The references from optimizers that the block made to the state of living parameters."""
+        return self._state.new_optimizers
+
+    def through_new_optimizers(self, cut: Positions) -> Tree:
+        """The program's roots, through the state of models and of the block's own optimizers, past some references."""
+        state = self._state
+        return self._from_program(self._own | (state.optimizers - state.new_optimizers) | cut)
+
     @cached_property
     def legitimate(self) -> set[int]:
         """The storages of the state of models."""
@@ -450,6 +460,7 @@ class HolderSearch:
         loops: Loops | None = None
         explained: list[tuple[Survivor | None, list[int]]] = []
         in_program: dict[int, NewStorage] = {}
+        in_everyone: dict[int, NewStorage] = {}
         tensors = snapshot.instances(torch.Tensor)
         old = set(snapshot.positions(ids_behind(t for t in tensors if not snapshot.is_young(t))))
         for made in self._storages:
@@ -479,6 +490,10 @@ class HolderSearch:
                     return None
                 survivor = explain_unreachable(snapshot, loops, (loop, chain), made)
                 diagnosis.add(survivor, reachable=False)
+            else:
+                in_everyone[position] = made
+        if in_everyone and reached.new_optimizers and not self._per_call:
+            explained += self._of_added_optimizers(snapshot, reached, in_everyone)
         if loops is not None and loops.are_young and self.old is None:
             diagnosis.oldest_generation = _SINCE_THE_RUNS
         tree, held = self._past_excuses(snapshot, reached, in_program)
@@ -596,6 +611,28 @@ class HolderSearch:
                 survivor = self.explain_retained(snapshot, chain, older, cut_at=owner)
                 if survivor is not None:
                     yield survivor, chain
+
+    def _of_added_optimizers(
+        self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
+    ) -> Iterator[Explained]:
+        """Yield the state of optimizers that an older container got as one more entry.
+
+        The state of a living parameter is no leak, but each more optimizer of the same parameter is. A name for the
+        latest optimizer may be nearer than the container.
+        """
+        left, latest = dict(storages), set[tuple[int, int]]()
+        for _ in range(_MOST_OTHERS):
+            tree, before = reached.through_new_optimizers(latest), len(latest)
+            for position in [each for each in left if tree.reaches(each)]:
+                chain = tree.path(position)
+                survivor = self.explain_retained(snapshot, chain, left[position])
+                if survivor is not None and survivor.is_one_more:
+                    del left[position]
+                    yield survivor, chain
+                elif survivor is not None:
+                    latest |= _reference_of(survivor, chain)
+            if len(latest) == before:
+                break
 
     def _past_excuses(
         self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
