@@ -34,7 +34,7 @@ from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.words.edges import edge_phrase, reference_phrase
-from memwatch.words.leaks import advice, path_lines, site_phrase
+from memwatch.words.leaks import advice, hook_phrase, path_lines, site_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -426,6 +426,7 @@ def leak_of(
         cuts=tuple(lines[id(edge)] for edge in cuts),
         also=_other_holders(group, holder),
         added_at=_added_at(shown, nearest, lines, remedy),
+        hook=_hook(shown) if remedy is Remedy.HOOK_PER_CALL else "",
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
@@ -454,6 +455,17 @@ def _added_at(shown: Survivor, nearest: NewStorage, lines: Mapping[int, Edge], r
     if nearest.site is not None and [(line.file, line.line) for line in found] == [nearest.site[:2]]:
         return ""  # the line that made the tensor, which the report has
     return words_of(found)
+
+
+def _hook(shown: Survivor) -> str:
+    """Return the function of the hook that each call registers, and the object with it; empty for other callables."""
+    edges = [step.edge for step in shown.steps]
+    cut = None if shown.cut is None else shown.cut.edge
+    hook = hook_behind(edges, cut)
+    if hook is None or hook.file is None or hook.line is None:
+        return ""
+    at = next((at for at, edge in enumerate(edges) if edge is cut), 0)
+    return hook_phrase(hook.name, hook.file, hook.line, edges[:at])
 
 
 def _cause(shown: Survivor) -> str:
