@@ -594,9 +594,16 @@ def _entered(block: ast.With | ast.AsyncWith) -> list[ast.expr]:
     if not stacks:
         return []
     inner = [node for statement in block.body for node in ast.walk(statement)]
-    stacks -= {_plain(node)[0] for node in inner if isinstance(node, ast.Attribute) and _plain(node)[1:] == _GIVES}
+    stacks -= {
+        _plain(node)[0] for node in inner if isinstance(node, ast.Attribute) and _plain(node)[1:] == _GIVES
+    }
     calls = [node for node in inner if isinstance(node, ast.Call) and _function(node) in _ENTERS]
-    return [arg for call in calls if _plain(call.func)[:1] and _plain(call.func)[0] in stacks for arg in call.args[:1]]
+    return [
+        arg
+        for call in calls
+        if _plain(call.func)[:1] and _plain(call.func)[0] in stacks
+        for arg in call.args[:1]
+    ]
 
 
 def _function(call: ast.Call) -> str:

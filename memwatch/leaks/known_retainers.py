@@ -184,7 +184,10 @@ def state_of(snapshot: Snapshot, own: Positions) -> State:
     models += [*_module_state(snapshot), *_gradients(snapshot, forgotten)]
     listed_living = listed(living)
     return State(
-        listed(models), listed_living, replaced, _state_of_new_optimizers(snapshot, optimizers) & listed_living
+        listed(models),
+        listed_living,
+        replaced,
+        _state_of_new_optimizers(snapshot, optimizers) & listed_living,
     )
 
 

@@ -63,7 +63,8 @@ class Store:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [("losses", 1), ("feats", 1), ("used", 2), ("cache", 7), ("several", None), ("other", 99)]
+    ("name", "line"),
+    [("losses", 1), ("feats", 1), ("used", 2), ("cache", 7), ("several", None), ("other", 99)],
 )
 def test_a_name_that_only_a_function_binds_has_the_line_of_the_function(name, line, tmp_path):
     """For a running script, and for an imported module, of which only the text is left."""

@@ -363,7 +363,9 @@ def test_files_of_one_name_in_two_folders_are_two_causes(pytester, monkeypatch):
     causes = _causes_in(pytester.path / "out.json")
     assert len(causes) == 2
     monkeypatch.chdir(pytester.mkdir("below"))
-    pytester.runpytest(pytester.path, "--memwatch-findings=all", f"--memwatch-json={pytester.path}/below.json")
+    pytester.runpytest(
+        pytester.path, "--memwatch-findings=all", f"--memwatch-json={pytester.path}/below.json"
+    )
     assert _causes_in(pytester.path / "below.json") == causes
 
 
