@@ -43,6 +43,7 @@ from memwatch.leaks.cut import entry_step
 from memwatch.leaks.excuses import (
     Case,
     are_old,
+    end_that_read,
     excuse_for,
     exempt_edges,
     identity,
@@ -663,6 +664,7 @@ class HolderSearch:
         hooks by another way comes first.
         """
         past_graphs: Tree | None = None
+        past_ends: dict[frozenset[int], Tree] = {}
         for position in [position for position in storages if tree.reaches(position)]:
             chain = tree.path(position)
             if _is_behind_hooks([snapshot.objects[place] for place in chain]):
@@ -670,10 +672,36 @@ class HolderSearch:
                     past_graphs = reached.beside(self._excusing.union(gradient_accumulators(snapshot)))
                 if past_graphs.reaches(position):
                     chain = past_graphs.path(position)
+            chain = self._by_lagging_end(snapshot, reached, chain, past_ends)
             survivor = self.explain_retained(snapshot, chain, storages[position])
             if survivor is not None:
                 del storages[position]
                 yield survivor, chain
+
+    def _by_lagging_end(
+        self, snapshot: Snapshot, reached: Reached, chain: list[int], trees: dict[frozenset[int], Tree]
+    ) -> list[int]:
+        """Return the path by the end of a tee that has not read an item, in place of one by an end that has.
+
+        Args:
+            snapshot: the open graph.
+            reached: what its roots reach.
+            chain: the path.
+            trees: what the roots reach past some ends; searches are added.
+        """
+        ends: frozenset[int] = frozenset()
+        other = chain
+        for _ in range(_MOST_OTHERS):
+            at = end_that_read([snapshot.objects[place] for place in other])
+            if at is None:
+                return other
+            ends |= {other[at]}
+            if ends not in trees:
+                trees[ends] = reached.beside(self._excusing.union(ends))
+            if not trees[ends].reaches(chain[-1]):
+                break
+            other = trees[ends].path(chain[-1])
+        return chain
 
     def _beside(self, snapshot: Snapshot, tree: Tree) -> Iterator[Holding]:
         """Yield the other storages that the survivors' holders hold."""

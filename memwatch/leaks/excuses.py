@@ -25,6 +25,7 @@ import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
+from itertools import pairwise
 from pathlib import Path
 from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -431,6 +432,22 @@ def was_read_by_all(objects: Sequence[Any]) -> int | None:
     if place is None or any(type(obj) is _BLOCK for obj in referrers):  # an end is a block behind at least
         return None
     return blocks[-1] if all(place < _next_index(end, block) for end in referrers) else None
+
+
+def end_that_read(objects: Sequence[Any]) -> int | None:
+    """Return which object of a path is an end of a tee that has read what the path leads to.
+
+    Such an end still refers to the block with it, but another end keeps it there.
+
+    Args:
+        objects: the path.
+    """
+    for at, (end, block) in enumerate(pairwise(objects[:-1])):
+        if type(end) is _END and type(block) is _BLOCK:
+            item = objects[at + 2]
+            place = next((n for n, obj in enumerate(gc.get_referents(block)[1:]) if obj is item), None)
+            return at if place is not None and place < _next_index(end, block) else None
+    return None
 
 
 def _next_index(end: Any, block: Any) -> int:

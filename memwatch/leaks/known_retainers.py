@@ -200,7 +200,7 @@ def _state_of_new_optimizers(snapshot: Snapshot, optimizers: list[torch.optim.Op
     classes: set[int] = set()
     young: list[tuple[int, int, dict[Any, Any]]] = []
     for optimizer in optimizers:
-        state = (instance_dict(optimizer) or {}).get("state")
+        state: Any = (instance_dict(optimizer) or {}).get("state")
         if not is_a(state, dict):
             continue
         if snapshot.is_young(optimizer):

@@ -352,7 +352,10 @@ def test_a_known_leak_is_plain_data_in_the_results(pytester):
 
 def test_files_of_one_name_in_two_folders_are_two_causes(pytester, monkeypatch):
     """The causes are the same from whichever folder pytest starts."""
-    text, test = MANY.split("@pytest.mark.parametrize")[0], "def test_it():\n    work(Recorder())\n"
+    text, test = (
+        MANY.split("@pytest.mark.parametrize", maxsplit=1)[0],
+        "def test_it():\n    work(Recorder())\n",
+    )
     for folder in ("vision", "speech"):
         pytester.mkpydir(folder).joinpath("train.py").write_text(text)
         pytester.path.joinpath(f"test_{folder}.py").write_text(
