@@ -200,7 +200,7 @@ def files_relative_to(folder: Path) -> Iterator[None]:
 
 
 def portable(file: str | None) -> str | None:
-    """Return the name of a file in a cause: relative to the folder of its packages, or else to the root or the working directory.
+    """Return the name of a file in a cause: relative to the folder of its packages, the root or the working directory.
 
     A file elsewhere keeps its whole name.
     """
