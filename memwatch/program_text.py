@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import warnings
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from types import CodeType
 
+Read = TypeVar("Read")
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OTHER_SCOPES = (ast.ClassDef, ast.Lambda)
@@ -20,10 +22,19 @@ def parse(text: str) -> ast.Module | None:
     The program has had the parser's warnings when it was imported. They are not emitted again, and no filter of the
     program makes an error of them.
     """
+    return _without_warnings(lambda: ast.parse(text))
+
+
+def compiled(text: str, file: str) -> CodeType | None:
+    """Return the code of a file's text, which is not run; None as `parse` does."""
+    return _without_warnings(lambda: compile(text, file, "exec", dont_inherit=True))
+
+
+def _without_warnings(read: Callable[[], Read]) -> Read | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return ast.parse(text)
+            return read()
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from memwatch.heap.classes import ByClass, is_a
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import CodeOwner, code_owner
+from memwatch.program_text import compiled
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -417,30 +419,52 @@ def _nested(code: CodeType, own: str) -> Iterator[tuple[CodeType, str]]:
 #
 # The current line of a running module is another one when memwatch searches, such as the call of the optimizer's
 # step.
-_STORES: Final = frozenset({dis.opmap["STORE_NAME"], dis.opmap["STORE_GLOBAL"]})
+_GLOBAL_STORES: Final = frozenset({dis.opmap["STORE_GLOBAL"]})
+_STORES: Final = _GLOBAL_STORES | {dis.opmap["STORE_NAME"]}
 _MODULES: Final = 16
 """Number of modules whose lines are remembered. A guess: few modules run at once."""
 _BINDS: Final = re.compile(r"^(?:(?:class|def|async def) +(\w+)|(\w+) *(?::[^=\n]+)?=(?!=))", re.MULTILINE)
 """A statement at the beginning of a line that gives a name its value."""
 _LONGEST_SOURCE: Final = 1 << 21
-"""Bytes. memwatch does not read a longer source file. A guess."""
+"""Bytes. memwatch does not read a longer source file. To compile 1 MiB takes 0.2 s."""
 
 
-def binding_line(code: CodeType, name: str, line: int) -> int:
+def binding_line(code: CodeType, name: str, line: int) -> int | None:
     """Return the line that gave a name its value: the last such line up to `line`, else the last of all.
+
+    If only functions bind the name, with `global`, it is the line of the one that does. None if several lines of
+    functions do: which of them ran last is not known.
 
     Args:
         code: the body of a module.
         name: the global variable.
-        line: the module's current line. It is returned if the module's own text does not bind the name, because a
-            function does so with `global`.
+        line: the module's current line. It is returned if no line of the module's text binds the name, because another
+            module does so.
     """
-    lines = _lines_of(code).get(name, ())
-    return max((bound for bound in lines if bound <= line), default=max(lines, default=line))
+    lines = _lines_of(code).get(name)
+    if lines:
+        return max((bound for bound in lines if bound <= line), default=max(lines))
+    lines = _lines_of_functions(code).get(name)
+    return line if not lines else min(lines) if len(lines) == 1 else None
 
 
 @functools.lru_cache(_MODULES)
-def _lines_of(code: CodeType) -> dict[str, tuple[int, ...]]:
+def _lines_of(code: CodeType) -> dict[str, set[int]]:
+    """Return the lines of a module's body that bind each name."""
+    return _lines_binding(code, _STORES)
+
+
+@functools.lru_cache(_MODULES)
+def _lines_of_functions(code: CodeType) -> dict[str, set[int]]:
+    """Return the lines of a module's functions that bind each global variable."""
+    found: dict[str, set[int]] = {}
+    for inner, _ in itertools.islice(_nested(code, ""), 1, None):
+        for name, lines in _lines_binding(inner, _GLOBAL_STORES).items():
+            found.setdefault(name, set()).update(lines)
+    return found
+
+
+def _lines_binding(code: CodeType, stores: frozenset[int]) -> dict[str, set[int]]:
     """Return the lines that bind each name; read from the bytes, because `dis` takes tens of times as long."""
     starts, raw = dict(dis.findlinestarts(code)), code.co_code
     found: dict[str, set[int]] = {}
@@ -448,34 +472,55 @@ def _lines_of(code: CodeType) -> dict[str, tuple[int, ...]]:
     for offset in range(0, len(raw), 2):
         line = starts.get(offset) or line
         operation, low = raw[offset], raw[offset + 1]
-        if operation in _STORES:
+        if operation in stores:
             found.setdefault(code.co_names[high | low], set()).add(line)
         high = (high | low) << 8 if operation == dis.EXTENDED_ARG else 0
-    return {name: tuple(lines) for name, lines in found.items()}
+    return found
 
 
-def line_in_source(file: str, name: str, line: int) -> int:
+def line_in_source(file: str, name: str, line: int) -> int | None:
     """Return the line of an imported module's source that gives a name its value: the body itself is gone.
+
+    None if several lines of functions do so with `global`.
 
     Args:
         file: the source.
         name: the global variable.
-        line: returned where no statement at the beginning of a line binds the name.
+        line: returned where no statement binds the name.
     """
-    return _lines_in(file).get(name, line)
+    found = _lines_in(file).get(name)
+    if found is not None:
+        return found
+    code = _code_of(file)  # as for the second variable of `losses = []; feats = []`
+    if code is None:
+        return line
+    lines = _lines_of(code).get(name)
+    return max(lines) if lines else binding_line(code, name, line)
+
+
+@functools.lru_cache(_MODULES)
+def _code_of(file: str) -> CodeType | None:
+    """Return the body of a module, compiled again; None for a text that cannot be read, or is no Python."""
+    source = _source_of(file)
+    return compiled(source, file) if source else None
+
+
+def _source_of(file: str) -> str:
+    """Return the text of a source file; empty if it is missing, is too long or is no text."""
+    try:
+        path = Path(file)
+        # a script may come through a pipe
+        is_source = path.is_file() and path.stat().st_size <= _LONGEST_SOURCE
+        return path.read_text(encoding="utf-8") if is_source else ""
+    except (OSError, ValueError) as error:
+        pass_on(error)
+        return ""
 
 
 @functools.lru_cache(_MODULES)
 def _lines_in(file: str) -> dict[str, int]:
     """Return the last line that binds each name."""
-    try:
-        path = Path(file)
-        # a script may come through a pipe
-        is_source = path.is_file() and path.stat().st_size <= _LONGEST_SOURCE
-        source = path.read_text(encoding="utf-8") if is_source else ""
-    except (OSError, ValueError) as error:  # the file is missing, or is not text
-        pass_on(error)
-        return {}
+    source = _source_of(file)
     found: dict[str, int] = {}
     line, position = 1, 0
     for match in _BINDS.finditer(source):

@@ -218,8 +218,8 @@ class Remedy(Enum):
         "collect only the values that you need of each, or use a loop that drops each object",
     )
     HOOK_PER_CALL = RemedyRow(
-        "each call registers one more hook, and none is removed: call `handle.remove()` after use, or "
-        "register the hook once"
+        "each call registers this hook once more, and none of them is removed: call `handle.remove()` after "
+        "use, or register the hook once"
     )
     OPEN_CONTEXT = RemedyRow(
         (

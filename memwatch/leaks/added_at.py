@@ -52,6 +52,9 @@ _FUNCTIONS_THAT_ADD: Final = frozenset({"heappush", "insort", "insort_left", "in
 _REGISTER: Final = re.compile("register_.*hook")
 """The names of the functions and methods that register a hook."""
 _REMOVE: Final = "remove"
+_STACKS: Final = frozenset({"ExitStack", "AsyncExitStack"})
+_ENTERS: Final = frozenset({"enter_context", "push"})
+_GIVES: Final = ("pop_all",)
 _LAMBDA: Final = "<lambda>"
 _GETS: Final = frozenset({"get", "setdefault"})
 """The methods of a dictionary that return an entry, which may be a container in turn."""
@@ -464,6 +467,7 @@ def _changes(text: str) -> _File:
             links += [_change(names, node, lines, place) for names in _linked(node)]
             if isinstance(node, (ast.With, ast.AsyncWith)):  # at its end it calls the `remove()` of a handle
                 removed.update(id(item.context_expr) for item in node.items)
+                removed.update(map(id, _entered(node)))
             if isinstance(node, ast.Attribute) and node.attr == _REMOVE:
                 removed.add(id(node.value))  # `module.register_forward_hook(f).remove()`
             elif id(node) not in removed:
@@ -573,6 +577,33 @@ def _targets(node: ast.AST) -> list[ast.expr]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return [target.value for target in targets if isinstance(target, ast.Subscript)]
     return []
+
+
+def _entered(block: ast.With | ast.AsyncWith) -> list[ast.expr]:
+    """Return the expressions whose results the exit stacks of a block close at its end: `stack.enter_context(x)`.
+
+    A stack that gives its results away by `pop_all()` closes none of them.
+    """
+    stacks = {
+        item.optional_vars.id
+        for item in block.items
+        if isinstance(item.context_expr, ast.Call)
+        and _function(item.context_expr) in _STACKS
+        and isinstance(item.optional_vars, ast.Name)
+    }
+    if not stacks:
+        return []
+    inner = [node for statement in block.body for node in ast.walk(statement)]
+    stacks -= {
+        _plain(node)[0] for node in inner if isinstance(node, ast.Attribute) and _plain(node)[1:] == _GIVES
+    }
+    calls = [node for node in inner if isinstance(node, ast.Call) and _function(node) in _ENTERS]
+    return [
+        arg
+        for call in calls
+        if _plain(call.func)[:1] and _plain(call.func)[0] in stacks
+        for arg in call.args[:1]
+    ]
 
 
 def _function(call: ast.Call) -> str:

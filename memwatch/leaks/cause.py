@@ -128,7 +128,7 @@ def _looped(cut: Edge | None, cycle: Sequence[Edge]) -> Hashable:
     if cut.kind.row.is_nameless:
         return tuple(sorted({repr(_edge(edge)) for edge in cycle}))
     if cut.kind is EdgeKind.ATTRIBUTE and cut.file is not None and cut.line is not None:
-        return cut.kind.name, cut.name, _portable(cut.file), _function_at(cut.file, cut.line)
+        return cut.kind.name, cut.name, portable(cut.file), _function_at(cut.file, cut.line)
     functions = sorted({repr(place) for edge in cycle for place in _functions(edge)})
     if functions:
         return cut.kind.name, cut.name, tuple(functions)
@@ -145,7 +145,7 @@ def _functions(edge: Edge) -> Iterator[Hashable]:
 
 
 def _edge(edge: Edge) -> Hashable:
-    owner, reader, file = _vertex(edge.owner), _vertex(edge.reader), _portable(edge.file)
+    owner, reader, file = _vertex(edge.owner), _vertex(edge.reader), portable(edge.file)
     return kind_in_series(edge).name, name_in_series(edge), owner, reader, file
 
 
@@ -155,7 +155,7 @@ def _vertex(vertex: Vertex | None) -> Hashable:
     name = "" if vertex.kind is VertexKind.CONTAINER else vertex.name_in_code or vertex.name
     if vertex.kind is VertexKind.MODULE:  # if each call makes a module, their names differ in a number
         name = _NUMBERS.sub("*", name)
-    return vertex.kind.name, name, _portable(vertex.file), _vertex(vertex.inner)
+    return vertex.kind.name, name, portable(vertex.file), _vertex(vertex.inner)
 
 
 def _function_at(file: str, line: int) -> str:
@@ -199,8 +199,8 @@ def files_relative_to(folder: Path) -> Iterator[None]:
         _Root.folder = before
 
 
-def _portable(file: str | None) -> str | None:
-    """Return a file's name relative to the folder of its packages, or else to the root or the working directory.
+def portable(file: str | None) -> str | None:
+    """Return the name of a file in a cause: relative to the folder of its packages, the root or the working directory.
 
     A file elsewhere keeps its whole name.
     """

@@ -43,6 +43,7 @@ from memwatch.leaks.cut import entry_step
 from memwatch.leaks.excuses import (
     Case,
     are_old,
+    end_that_read,
     excuse_for,
     exempt_edges,
     identity,
@@ -98,6 +99,16 @@ class Reached:
         """The program's roots, through the state of models too, but not from the optimizers that step them."""
         state = self._state
         return self._from_program(self._own | state.optimizers) if state.edges else self.past_state
+
+    @property
+    def new_optimizers(self) -> Positions:
+        """The references from optimizers that the block made to the state of living parameters."""
+        return self._state.new_optimizers
+
+    def through_new_optimizers(self, cut: Positions) -> Tree:
+        """The program's roots, through the state of models and of the block's own optimizers, past some references."""
+        state = self._state
+        return self._from_program(self._own | (state.optimizers - state.new_optimizers) | cut)
 
     @cached_property
     def legitimate(self) -> set[int]:
@@ -450,6 +461,7 @@ class HolderSearch:
         loops: Loops | None = None
         explained: list[tuple[Survivor | None, list[int]]] = []
         in_program: dict[int, NewStorage] = {}
+        in_everyone: dict[int, NewStorage] = {}
         tensors = snapshot.instances(torch.Tensor)
         old = set(snapshot.positions(ids_behind(t for t in tensors if not snapshot.is_young(t))))
         for made in self._storages:
@@ -479,6 +491,10 @@ class HolderSearch:
                     return None
                 survivor = explain_unreachable(snapshot, loops, (loop, chain), made)
                 diagnosis.add(survivor, reachable=False)
+            else:
+                in_everyone[position] = made
+        if in_everyone and reached.new_optimizers and not self._per_call:
+            explained += self._of_added_optimizers(snapshot, reached, in_everyone)
         if loops is not None and loops.are_young and self.old is None:
             diagnosis.oldest_generation = _SINCE_THE_RUNS
         tree, held = self._past_excuses(snapshot, reached, in_program)
@@ -597,6 +613,28 @@ class HolderSearch:
                 if survivor is not None:
                     yield survivor, chain
 
+    def _of_added_optimizers(
+        self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
+    ) -> Iterator[Explained]:
+        """Yield the state of optimizers that an older container got as one more entry.
+
+        The state of a living parameter is no leak, but each more optimizer of the same parameter is. A name for the
+        latest optimizer may be nearer than the container.
+        """
+        left, latest = dict(storages), set[tuple[int, int]]()
+        for _ in range(_MOST_OTHERS):
+            tree, before = reached.through_new_optimizers(latest), len(latest)
+            for position in [each for each in left if tree.reaches(each)]:
+                chain = tree.path(position)
+                survivor = self.explain_retained(snapshot, chain, left[position])
+                if survivor is not None and survivor.is_one_more:
+                    del left[position]
+                    yield survivor, chain
+                elif survivor is not None:
+                    latest |= _reference_of(survivor, chain)
+            if len(latest) == before:
+                break
+
     def _past_excuses(
         self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
     ) -> tuple[Tree, list[Explained]]:
@@ -626,6 +664,7 @@ class HolderSearch:
         hooks by another way comes first.
         """
         past_graphs: Tree | None = None
+        past_ends: dict[frozenset[int], Tree] = {}
         for position in [position for position in storages if tree.reaches(position)]:
             chain = tree.path(position)
             if _is_behind_hooks([snapshot.objects[place] for place in chain]):
@@ -633,10 +672,36 @@ class HolderSearch:
                     past_graphs = reached.beside(self._excusing.union(gradient_accumulators(snapshot)))
                 if past_graphs.reaches(position):
                     chain = past_graphs.path(position)
+            chain = self._by_lagging_end(snapshot, reached, chain, past_ends)
             survivor = self.explain_retained(snapshot, chain, storages[position])
             if survivor is not None:
                 del storages[position]
                 yield survivor, chain
+
+    def _by_lagging_end(
+        self, snapshot: Snapshot, reached: Reached, chain: list[int], trees: dict[frozenset[int], Tree]
+    ) -> list[int]:
+        """Return the path by the end of a tee that has not read an item, in place of one by an end that has.
+
+        Args:
+            snapshot: the open graph.
+            reached: what its roots reach.
+            chain: the path.
+            trees: what the roots reach past some ends; searches are added.
+        """
+        ends: frozenset[int] = frozenset()
+        other = chain
+        for _ in range(_MOST_OTHERS):
+            at = end_that_read([snapshot.objects[place] for place in other])
+            if at is None:
+                return other
+            ends |= {other[at]}
+            if ends not in trees:
+                trees[ends] = reached.beside(self._excusing.union(ends))
+            if not trees[ends].reaches(chain[-1]):
+                break
+            other = trees[ends].path(chain[-1])
+        return chain
 
     def _beside(self, snapshot: Snapshot, tree: Tree) -> Iterator[Holding]:
         """Yield the other storages that the survivors' holders hold."""

@@ -18,13 +18,16 @@ added during the runs. The same holds for numpy arrays of objects, which gc does
 from __future__ import annotations
 
 import ctypes
+import dis
+import functools
 import gc
 import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
+from itertools import pairwise
 from pathlib import Path
-from types import CellType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -165,6 +168,7 @@ def is_argument_object(objects: Sequence[Any], cut: Step | None) -> bool:
 
 
 _NAMES: Final = (EdgeKind.GLOBAL, EdgeKind.CLASS_ATTRIBUTE)
+_OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL"})
 
 
 def registers_itself(obj: Any, way: Sequence[Step]) -> bool:
@@ -174,16 +178,23 @@ def registers_itself(obj: Any, way: Sequence[Step]) -> bool:
         obj: what the container got.
         way: the references that lead to the container.
     """
-    name = next((step.edge.name for step in reversed(way) if step.edge.kind in _NAMES), None)
-    if name is None or is_tensor(obj):
+    named = next((step.edge for step in reversed(way) if step.edge.kind in _NAMES), None)
+    if named is None or named.name is None or is_tensor(obj):
         return False
-    functions = (
-        value
+    codes = [
+        value.__code__
         for base in mro_of(type(obj))
         for value in type_dict(base).values()
-        if type(value) is FunctionType
-    )
-    return any(name in function.__code__.co_names for function in functions)
+        if type(value) is FunctionType and named.name in value.__code__.co_names
+    ]
+    # `self.root` is no use of the global variable `root`
+    return any(named.kind is not EdgeKind.GLOBAL or named.name in _globals_of(code) for code in codes)
+
+
+@functools.lru_cache(maxsize=128)
+def _globals_of(code: CodeType) -> frozenset[str]:
+    """Return the global variables that a function uses, without those of functions inside it."""
+    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname in _OF_GLOBALS)
 
 
 _DTYPE: Final = np.ndarray.__dict__["dtype"]
@@ -421,6 +432,22 @@ def was_read_by_all(objects: Sequence[Any]) -> int | None:
     if place is None or any(type(obj) is _BLOCK for obj in referrers):  # an end is a block behind at least
         return None
     return blocks[-1] if all(place < _next_index(end, block) for end in referrers) else None
+
+
+def end_that_read(objects: Sequence[Any]) -> int | None:
+    """Return which object of a path is an end of a tee that has read what the path leads to.
+
+    Such an end still refers to the block with it, but another end keeps it there.
+
+    Args:
+        objects: the path.
+    """
+    for at, (end, block) in enumerate(pairwise(objects[:-1])):
+        if type(end) is _END and type(block) is _BLOCK:
+            item = objects[at + 2]
+            place = next((n for n, obj in enumerate(gc.get_referents(block)[1:]) if obj is item), None)
+            return at if place is not None and place < _next_index(end, block) else None
+    return None
 
 
 def _next_index(end: Any, block: Any) -> int:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 from memwatch.heap.names import with_line
@@ -34,7 +35,7 @@ from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.words.edges import edge_phrase, reference_phrase
-from memwatch.words.leaks import advice, path_lines, site_phrase
+from memwatch.words.leaks import advice, hook_phrase, path_lines, site_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -52,6 +53,8 @@ last three checkpoints in a list, which would look the same with fewer runs. A g
 
 
 _OF_CHAINS: Final = (Remedy.CHAIN, Remedy.NESTED, Remedy.WRAPPERS)
+_FEWEST_OVERLAPPING: Final = 8
+"""Runs of which the median is what each adds. Of fewer, every fourth may add twice as much."""
 _FEWEST_RISING: Final = 3
 """Runs of which each added more than the one before. Of two, one may have added more by chance. A guess."""
 
@@ -99,18 +102,17 @@ def leaks_of(
     leaks = []
     for group in chosen:
         kept = [survivor for survivor in group if id(survivor) not in replaced]
-        runs = len(_runs(kept)) if per_call else 1
-        nbytes = sum(survivor.storage.nbytes for survivor in (kept if per_call else group))
-        if not per_call:  # a tensor that grew counts with the bytes that it grew by
-            nbytes -= sum(survivor.storage.replaced_bytes for survivor in group)
-        count = len(kept if per_call else group) // runs
+        if per_call:
+            nbytes, count, every = _per_addition(kept, _runs(group))
+        else:  # a tensor that grew counts with the bytes that it grew by
+            nbytes = sum(survivor.storage.nbytes - survivor.storage.replaced_bytes for survivor in group)
+            count, every = len(group), 1
         grows = all(survivor.storage.grew for survivor in group)
         leak = leak_of(
-            group, nbytes // runs, count, per_call=per_call, end_s=end_s, grows=grows, with_graph=with_graph
+            group, nbytes, count, per_call=per_call, end_s=end_s, grows=grows, with_graph=with_graph
         )
         if on_leak is not None:
             on_leak(leak, group)
-        every = _runs_per_addition(_runs(group), measured)
         leaks.append(replace(leak, every=every, rises=_rises(kept)) if per_call else leak)
     return merge_and_sort(leaks)
 
@@ -291,13 +293,29 @@ def goes_on(runs: Collection[int], measured: Sequence[int]) -> bool:
     return is_repeated and ordered[0] - measured[0] <= distance and measured[-1] - ordered[-1] <= distance
 
 
-def _runs_per_addition(runs: Collection[int], measured: Sequence[int]) -> int:
-    """Return n if one of n measured runs adds to a leak."""
-    every = max(1, round(len(measured) / len(runs)))
-    if every < FEWEST_ADDED:
-        return every
-    # the runs before the first one, and after the last one, would count too much
-    return round((max(runs) - min(runs)) / max(1, len(runs) - 1)) or every
+def _per_addition(kept: Sequence[Survivor], runs: Collection[int]) -> tuple[int, int, int]:
+    """Return the bytes and storages that each addition to a leak has, and n if one of n runs adds to it.
+
+    Threads and tasks that outlive their call make what they leak in later calls. Then some calls add less and others
+    more, or all of two calls comes in one. The median is the amount of each call if the sum of all shows the same, up
+    to what was under way at the beginning and at the end.
+
+    Args:
+        kept: the survivors that did not replace others.
+        runs: the runs that added to the leak, those that replaced the value of another one included.
+    """
+    ordered = sorted(runs)
+    every = median_low([after - before for before, after in pairwise(ordered)]) if len(ordered) > 1 else 1
+    amounts: Counter[int] = Counter()
+    for survivor in kept:
+        amounts[survivor.storage.run] += survivor.storage.nbytes
+    first, last = min(amounts), max(amounts)
+    total, span = sum(amounts.values()), last - first + every
+    usual = median_low(amounts.values())
+    if every == 1 and span >= _FEWEST_OVERLAPPING and abs(total - usual * span) < 2 * usual:
+        run = next(run for run, nbytes in amounts.items() if nbytes == usual)
+        return usual, sum(survivor.storage.run == run for survivor in kept), every
+    return total * every // span, round(len(kept) * every / span), every
 
 
 def _growing(
@@ -426,6 +444,7 @@ def leak_of(
         cuts=tuple(lines[id(edge)] for edge in cuts),
         also=_other_holders(group, holder),
         added_at=_added_at(shown, nearest, lines, remedy),
+        hook=_hook(shown) if remedy is Remedy.HOOK_PER_CALL else "",
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
@@ -454,6 +473,17 @@ def _added_at(shown: Survivor, nearest: NewStorage, lines: Mapping[int, Edge], r
     if nearest.site is not None and [(line.file, line.line) for line in found] == [nearest.site[:2]]:
         return ""  # the line that made the tensor, which the report has
     return words_of(found)
+
+
+def _hook(shown: Survivor) -> str:
+    """Return the function of the hook that each call registers, and the object with it; empty for other callables."""
+    edges = [step.edge for step in shown.steps]
+    cut = None if shown.cut is None else shown.cut.edge
+    hook = hook_behind(edges, cut)
+    if hook is None or hook.file is None or hook.line is None:
+        return ""
+    at = next((at for at, edge in enumerate(edges) if edge is cut), 0)
+    return hook_phrase(hook.name, hook.file, hook.line, edges[:at])
 
 
 def _cause(shown: Survivor) -> str:

@@ -150,11 +150,14 @@ class State(NamedTuple):
         optimizers: references to living parameters and their state from other optimizers. The other holder of the
             parameter decides whether it leaks.
         replaced: the parameters that optimizers alone keep.
+        new_optimizers: references of `optimizers` to the state that the block's own optimizers have. It leaks if an
+            older container has the optimizer as one more entry.
     """
 
     models: Positions
     optimizers: Positions
     replaced: list[Replaced]
+    new_optimizers: Positions
 
     @property
     def edges(self) -> Positions:
@@ -162,7 +165,7 @@ class State(NamedTuple):
         return self.models | self.optimizers
 
 
-NO_STATE: Final = State(set(), set(), [])
+NO_STATE: Final = State(set(), set(), [], set())
 
 
 def state_of(snapshot: Snapshot, own: Positions) -> State:
@@ -179,7 +182,37 @@ def state_of(snapshot: Snapshot, own: Positions) -> State:
         _optimizer_state(snapshot, optimizers, own, forgotten, replaced) if optimizers else ([], [])
     )
     models += [*_module_state(snapshot), *_gradients(snapshot, forgotten)]
-    return State(listed(models), listed(living), replaced)
+    listed_living = listed(living)
+    return State(
+        listed(models),
+        listed_living,
+        replaced,
+        _state_of_new_optimizers(snapshot, optimizers) & listed_living,
+    )
+
+
+def _state_of_new_optimizers(snapshot: Snapshot, optimizers: list[torch.optim.Optimizer]) -> Positions:
+    """Return the references to the state of young optimizers, if an older one of their class has state from before.
+
+    A program may put another optimizer in the place of one that has not made a step. So without older state, a new
+    optimizer is not one of many.
+    """
+    classes: set[int] = set()
+    young: list[tuple[int, int, dict[Any, Any]]] = []
+    for optimizer in optimizers:
+        state: Any = (instance_dict(optimizer) or {}).get("state")
+        if not is_a(state, dict):
+            continue
+        if snapshot.is_young(optimizer):
+            young.append((id(type(optimizer)), snapshot.position(state), state))
+        elif any(map(snapshot.is_old, snapshot.positions(map(id, dict.values(state))))):
+            classes.add(id(type(optimizer)))
+    return {
+        (table, place)
+        for cls, table, state in young
+        if cls in classes
+        for place in snapshot.positions(map(id, dict.values(state)))
+    }
 
 
 def state_storages(snapshot: Snapshot, edges: Positions) -> set[int]:

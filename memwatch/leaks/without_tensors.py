@@ -216,7 +216,7 @@ def _leak_of_tables(
         cut=cut,
         cuts=(cut, *(each for each in cuts.values() if each is not cut)),
         cause=cause_of(LeakKind.HOOKS, cut, edges, 0),
-        hook="" if function is None else hook_phrase(*_place_of(function)),
+        hook="" if function is None else hook_phrase(*_place_of(function), edges),
         added_at="" if function is None else _registered_at(function, edges),
     )
 

@@ -51,7 +51,8 @@ ONE_FREED_SINCE: Final = (
     "emptied now and then"
 )
 UNKNOWN_LINE: Final = "unknown line"
-HOOK: Final = "hook `{function}`, defined at {place}"
+HOOK: Final = "hook `{function}`{on}, defined at {place}"
+ON_OBJECT: Final = " on {holder}"
 HOOK_LINE: Final = "  {hook}"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
 BESIDE: Final = "  and {objects} per {repeat}"
@@ -645,9 +646,17 @@ def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
     return (HOOKS_OF_ONE_MORE if tables == 2 else HOOKS_OF_MORE).format(holder=holder, count=tables - 1)
 
 
-def hook_phrase(function: str, file: str, line: int) -> str:
-    """Return the function that is registered as a hook, and where it is defined."""
-    return HOOK.format(function=function, place=place(file, line))
+def hook_phrase(function: str, file: str, line: int, edges: Sequence[Edge]) -> str:
+    """Return the function that is registered as a hook, the object that it is registered on, and its own place.
+
+    Args:
+        function: its name.
+        file: its file.
+        line: its line.
+        edges: the path from the root to the table of hooks.
+    """
+    on = ON_OBJECT.format(holder=edge_phrase(edges[-2])) if len(edges) > 1 else ""
+    return HOOK.format(function=function, place=place(file, line), on=on)
 
 
 class OnDevice(Protocol):

@@ -41,6 +41,12 @@ def place(file: str | None, line: int | None) -> str:
     return f"{shown}:{line}" if line else shown
 
 
+def split_site(site: str) -> tuple[str, int]:
+    """Return the file and the line of a `file:line`; the whole text and 0 if it has no line."""
+    file, _, line = site.rpartition(":")
+    return (file, int(line)) if file and line.isdecimal() else (site, 0)
+
+
 def place_in_file(site: str) -> str:
     """Return `file.py:12` of a path and a line, without the folders; of a notebook's cell what IPython calls it."""
     return PurePath(short_place(site)).name

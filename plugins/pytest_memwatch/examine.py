@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from memwatch.leaks.find import Runs
     from memwatch.leaks.known_causes import KnownCauses
     from memwatch.reading import Reading
-    from pytest_memwatch.options import Checks, Settings
+    from pytest_memwatch.options import Checks, FindingsCheck, Settings
 
 _LEAST_RUNS: Final = 2
 """Measured runs of a body that leaves nothing."""
@@ -327,8 +327,6 @@ class Examination:
             self.data["above_limit"] = too_high
             self.sections.append((PEAK_SECTION, peak_section(self.data)))
         avoidable = self._avoidable()
-        if avoidable:
-            self.sections.append((FINDINGS_SECTION, findings_section(avoidable, self.data)))
         if real:
             self._fail_for_leaks(real, too_high)
         if too_high:
@@ -336,7 +334,9 @@ class Examination:
             self.error = PeakError(too_high)
             raise self.error
         if avoidable:
-            self.data["failed"], self.sentence = "findings", findings_sentence(avoidable)
+            self.data["failed"] = "findings"
+            with _causes_from(self._settings.root):
+                self.sentence = findings_sentence(avoidable)
             self.error = FindingsError(self.sentence)
             raise self.error
 
@@ -388,6 +388,15 @@ class Examination:
         check, reading = self.checks.findings, self.reading
         if check is None or reading is None:
             return []
+        with _causes_from(self._settings.root):
+            found = self._sort_findings(check, reading)
+            self.data["findings"] = [finding_data(finding, self.data) for finding in found]
+        if found:
+            self.sections.append((FINDINGS_SECTION, findings_section(found, self.data)))
+        return found
+
+    def _sort_findings(self, check: FindingsCheck, reading: Reading) -> list[Finding]:
+        """Note each finding that a rule ignores, and return the others that count."""
         found = []
         for finding in reading.findings:
             if finding.nbytes < check.min_bytes or (
@@ -402,7 +411,6 @@ class Examination:
                 self.data.setdefault("ignored_findings", []).append(
                     {**finding_data(finding, self.data), **known}
                 )
-        self.data["findings"] = [finding_data(finding, self.data) for finding in found]
         return found
 
     def _peak_failure(self) -> str:

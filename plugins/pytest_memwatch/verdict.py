@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.kinds.leaks import LeakKind
 from memwatch.sizes import format_bytes
 from memwatch.words.findings import FINDING, holder_at
 from memwatch.words.leaks import CAUSE, MARK_FOR_LINES, failure_sentence, sizes_of
-from memwatch.words.places import short_place
+from memwatch.words.places import short_place, split_site
 from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
@@ -121,9 +120,11 @@ def finding_cause(finding: Finding) -> str:
 
     Findings of other tests with the same cause share it.
 
-    Lines and sizes do not count, so the name survives edits of nearby code.
+    Lines and sizes do not count, so the name survives edits of nearby code. The file counts with its folders.
     """
-    file = PurePath(finding.site.rpartition(":")[0]).name
+    from memwatch.leaks.cause import portable
+
+    file = portable(split_site(finding.site)[0]) if finding.site else ""
     part = (str(finding.kind), _culprit(finding), file)
     return CAUSE.format(digest=hashlib.sha256(repr(part).encode("utf-8", "backslashreplace")).hexdigest()[:8])
 

@@ -42,6 +42,46 @@ def test_the_last_line_that_bound_a_name_is_told(name, at, line):
     assert binding_line(compile(text, "script.py", "exec"), name, at) == line
 
 
+SETTERS = """\
+losses = []; feats = []
+used = feats and cache
+
+def start():
+    global cache
+    used = 0
+    cache = []
+
+class Store:
+    def first(self):
+        global several
+        several = {}
+
+    def second(self):
+        global several
+        several = None
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("losses", 1), ("feats", 1), ("used", 2), ("cache", 7), ("several", None), ("other", 99)],
+)
+def test_a_name_that_only_a_function_binds_has_the_line_of_the_function(name, line, tmp_path):
+    """For a running script, and for an imported module, of which only the text is left."""
+    assert binding_line(compile(SETTERS, "script.py", "exec"), name, 99) == line
+    (file := tmp_path / "module.py").write_text(SETTERS)
+    assert line_in_source(str(file), name, 99) == line
+
+
+def test_a_text_that_is_no_python_has_no_further_lines(tmp_path, recwarn):
+    """And one that the compiler warns of warns nobody again."""
+    (file := tmp_path / "module.py").write_text("a = 1\nb = = 2; c = 3\n")
+    assert [line_in_source(str(file), name, 99) for name in "abc"] == [1, 2, 99]
+    (file := tmp_path / "warned.py").write_text("a = 1 is 1; b = 2\n")
+    assert line_in_source(str(file), "b", 99) == 1
+    assert not recwarn.list
+
+
 def test_names_beyond_the_first_256_are_found():
     """Their number takes more than one byte of the module's code."""
     text = "".join(f"name_{number} = {number}\n" for number in range(600))

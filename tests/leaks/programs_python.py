@@ -363,7 +363,7 @@ def clean_atexit():
 PROGRAMS = collect(
     globals(),
     [
-        ("global_list", "retained", ("global `HISTORY`", "item [")),
+        ("global_list", "retained", ("global `HISTORY`", "an item of a list")),
         ("global_dict", "retained", ("global `TABLE`", "key")),
         ("global_set", "retained", ("global `SETS`",)),
         ("deque", "retained", ("global `QUEUE`",)),

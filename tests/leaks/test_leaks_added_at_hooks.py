@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import heapq
 import importlib.util
@@ -16,6 +17,7 @@ from memwatch.leaks import find_leaks
 
 LAYER = nn.Linear(8, 8)
 NUMBERS = itertools.count()
+KEPT: list[contextlib.ExitStack] = []
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +140,19 @@ def of_a_block():
     LAYER.register_forward_hook(noted)
 
 
+def stacked(_module, _args, _output):
+    pass
+
+
+def of_an_exit_stack():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(LAYER.register_forward_hook(stacked))
+        LAYER(torch.ones(1, 8))
+    with contextlib.ExitStack() as given_away:
+        given_away.enter_context(LAYER.register_forward_hook(stacked))
+        KEPT.append(given_away.pop_all())
+
+
 def of_a_partial():
     kept = made()
     LAYER.register_forward_pre_hook(functools.partial(with_more, kept))
@@ -172,6 +187,7 @@ def of_an_argument():
         (of_a_lambda_on_its_own_line, "in of_a_lambda_on_its_own_line: `LAYER.register_forward_hook( ...`"),
         (of_a_partial_on_its_own_line, "in of_a_partial_on_its_own_line: `LAYER.register_forward_hook( ...`"),
         (of_a_block, "in of_a_block: `LAYER.register_forward_hook(noted)`"),
+        (of_an_exit_stack, "in of_an_exit_stack: `LAYER.register_forward_hook(stacked)`"),
         (
             of_a_partial,
             "in of_a_partial: `LAYER.register_forward_pre_hook(functools.partial(with_more, kept))`",
@@ -188,6 +204,29 @@ def test_the_line_that_registers_a_hook_is_named(step, code):
         assert f"  added at: {leak.added_at}\n" in str(leak)
     else:
         assert leak.added_at == ""
+
+
+def test_the_hook_is_named_with_its_module():
+    """Whether it keeps a tensor or none."""
+
+    def keeps_nothing(_module, _args, _output):
+        pass
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    [leak] = find_leaks(lambda: model[0].register_forward_hook(keeps_nothing) is None)
+    assert "  hook `keeps_nothing` on submodule '0' of Sequential, defined at " in str(leak)
+
+    def keeps():
+        kept = made()
+
+        def hook(_module, _args, _output):
+            assert kept is not None
+
+        model[1].register_forward_hook(hook)
+
+    [leak] = find_leaks(keeps)
+    assert "hook` on submodule '1' of Sequential, defined at " in str(leak)
+    assert "this hook" in leak.advice
 
 
 def test_every_line_that_registers_a_hook_is_named():

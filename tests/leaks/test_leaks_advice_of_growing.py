@@ -10,6 +10,7 @@ import io
 import itertools
 import pickle
 import sys
+import types
 import weakref
 
 import numpy
@@ -304,6 +305,19 @@ def test_a_branch_of_tee_that_lags_is_to_be_deleted():
     assert advice_of(lambda: next(train) is None) == [[Remedy.TEE]]
     del preview
     assert find_leaks(lambda: next(train) is None) == []
+
+
+@pytest.mark.parametrize("lagging", range(3))
+def test_the_branch_of_tee_that_lags_is_named(lagging):
+    """The other branches refer to the same block of items, and have read them."""
+    branches = types.SimpleNamespace()
+    branches.ends = dict(zip("abc", itertools.tee((data() for _ in itertools.count()), 3), strict=True))
+    names = ["a", "b", "c"]
+    late = names.pop(lagging)
+    [leak] = find_leaks(lambda: [next(branches.ends[name]) for name in names] == [])
+    assert f"value of key '{late}' of dict of 3" in leak.holder
+    del branches.ends[late]
+    assert find_leaks(lambda: [next(branches.ends[name]) for name in names] == []) == []
 
 
 SEEN = []

@@ -367,6 +367,38 @@ def test_only_tensors_are_to_become_numbers(make, is_of_tensors):
     assert find_leaks(bounded) == []
 
 
+SHELF: list[object] = []
+
+
+class Book:
+    """Has an attribute that is called as the global variable with all books."""
+
+    def __init__(self):
+        self.SHELF, self.text = None, data()
+
+    def place(self):
+        return self.SHELF
+
+
+class ListedBook(Book):
+    """Puts itself into the variable."""
+
+    def __init__(self):
+        super().__init__()
+        SHELF.append(self)
+
+
+@pytest.mark.parametrize(
+    ("add", "is_registry"), [(lambda: SHELF.append(Book()), False), (ListedBook, True)], ids=["added", "adds"]
+)
+def test_an_attribute_called_as_the_variable_makes_no_registry_of_it(add, is_registry):
+    """Only what uses the variable itself may have put itself there."""
+    [leak] = find_leaks(add)
+    SHELF.clear()
+    assert (leak.advice == advice(Remedy.REGISTRY)) is is_registry
+    assert is_registry or leak.advice == advice(Remedy.ITEM, of_objects=True)
+
+
 def test_parameter_groups_are_to_be_removed_from_their_optimizer():
     optimizer = torch.optim.SGD([nn.Parameter(data())])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 
@@ -119,3 +120,38 @@ def test_an_abandoned_thread_leaks_the_batches_that_it_has_made(runs):
 @pytest.mark.parametrize("runs", RUNS)
 def test_a_thread_that_is_ended_does_not_leak(runs):
     assert find_leaks(prefetching, abandons=False, runs=runs) == []
+
+
+OVERLAPPING = [
+    ([3, 3, 2, 4, 3, 3, 2, 3], 3),  # the last call has not ended its work
+    ([5, 3, 3, 3, 3, 3, 3, 3], 3),  # nor had the warm-up call
+    ([3, 3, 0, 6, 3, 3, 3, 3], 3),  # the work of one call came with that of the next one
+    ([1, 1, 1, 2, 1, 1, 1, 2], 1.25),  # every fourth call adds more
+    ([1, 3, 1, 3, 1, 3, 1, 3], 2),
+]
+
+
+@pytest.mark.parametrize(("counts", "per_call"), OVERLAPPING, ids=str)
+def test_calls_that_overlap_leak_as_much_as_each_of_them(counts, per_call):
+    """As those of a pool of threads, or of tasks, of which each call awaits only some."""
+    kept, made = [], iter([counts[0], *counts])
+
+    def step():
+        kept.extend([torch.ones(128, 128) for _ in range(next(made))])
+
+    [leak] = find_leaks(step, runs=len(counts))
+    assert (leak.nbytes, leak.count, leak.every) == (per_call * 64 * KIB, round(per_call), 1)
+
+
+@pytest.mark.parametrize(("leaks", "every"), [("yn", 2), ("yyn", 1)])
+def test_the_bytes_are_those_of_the_calls_that_the_report_names(leaks, every):
+    kept, made = [], itertools.cycle(leaks)
+
+    def step():
+        if next(made) == "y":
+            kept.append(torch.ones(128, 128))
+
+    [leak] = find_leaks(step, warmup=0, runs=12)
+    assert leak.every == every
+    expected = 64 * KIB * leaks.count("y") * every / len(leaks)
+    assert abs(leak.nbytes - expected) <= 0.1 * expected

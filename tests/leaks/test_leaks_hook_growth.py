@@ -261,7 +261,7 @@ def test_hooks_of_one_function_that_are_set_up_at_once_are_no_leak():
 def test_a_hook_is_named_with_the_place_of_its_function():
     (leak,) = find_leaks(on_a_module)
     line = does_nothing.__code__.co_firstlineno
-    assert leak.hook.startswith("hook `does_nothing`, defined at ")
+    assert leak.hook.startswith("hook `does_nothing` on global `LAYER` of module ")
     assert leak.hook.endswith(f"test_leaks_hook_growth.py:{line}")
     assert leak.hook in str(leak)
 

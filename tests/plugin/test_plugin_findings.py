@@ -348,3 +348,30 @@ def test_a_known_leak_is_plain_data_in_the_results(pytester):
     (leak,) = test["leaks"]
     assert leak["known"]["library"] == "torch"
     assert leak["known"]["link"] == "https://github.com/pytorch/pytorch/issues/25340"
+
+
+def test_files_of_one_name_in_two_folders_are_two_causes(pytester, monkeypatch):
+    """The causes are the same from whichever folder pytest starts."""
+    text, test = (
+        MANY.split("@pytest.mark.parametrize", maxsplit=1)[0],
+        "def test_it():\n    work(Recorder())\n",
+    )
+    for folder in ("vision", "speech"):
+        pytester.mkpydir(folder).joinpath("train.py").write_text(text)
+        pytester.path.joinpath(f"test_{folder}.py").write_text(
+            f"from {folder}.train import Recorder, work\n{test}"
+        )
+    result = pytester.runpytest("--memwatch-findings=all", "--memwatch-json=out.json")
+    result.stdout.fnmatch_lines(["Avoidable memory: 2 tests, 2 causes"])
+    causes = _causes_in(pytester.path / "out.json")
+    assert len(causes) == 2
+    monkeypatch.chdir(pytester.mkdir("below"))
+    pytester.runpytest(
+        pytester.path, "--memwatch-findings=all", f"--memwatch-json={pytester.path}/below.json"
+    )
+    assert _causes_in(pytester.path / "below.json") == causes
+
+
+def _causes_in(path):
+    tests = json.loads(path.read_text())["tests"]
+    return sorted({each["cause"] for test in tests for each in test["findings"]})

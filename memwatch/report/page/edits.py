@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
 from memwatch.program_text import FUNCTIONS, lines_of, names_bound_by, parse, variables_of
-from memwatch.report.page.privacy import file_of
+from memwatch.words.places import split_site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,10 +130,10 @@ class _Sources:
 
     def program(self, site: str) -> _Program | None:
         """Return the file of a `file:line`; None if there is no line, or if the file cannot be read."""
-        file = file_of(site)
+        file, line = split_site(site)
         if file not in self._programs and (text := self._code.text(file)):
             self._programs[file] = _Program(file, text)
-        return self._programs.get(file) if _line_of(site) else None
+        return self._programs.get(file) if line else None
 
     def as_it_is(self, site: str) -> Edit | None:
         """Return the line at a `file:line`, unchanged."""
@@ -153,8 +153,8 @@ def edit_of(finding: Finding, code: CodeReader) -> Edit | None:
 
 
 def _as_it_is(site: str, code: CodeReader) -> Edit | None:
-    line = _line_of(site)
-    text = code.indented(file_of(site), line).strip() if line else ""
+    file, line = split_site(site)
+    text = code.indented(file, line).strip() if line else ""
     return Edit(site=site, lines=[EditLine(sign=KEPT, text=text)]) if text else None
 
 
@@ -269,7 +269,7 @@ def _deleted(finding: Finding, sources: _Sources) -> Edit | None:
         return None
     name, line = edges[0].name, _line_of(last_used)
     scope = program.scope(line)
-    is_same = file_of(finding.site) == program.file and program.scope(_line_of(finding.site)) is scope
+    is_same = split_site(finding.site)[0] == program.file and program.scope(_line_of(finding.site)) is scope
     if not name or not is_same or not isinstance(scope, FUNCTIONS):
         return None
     statement = _statement_at(scope, line)
@@ -416,8 +416,7 @@ def _calls_of_optimizers(tree: ast.Module) -> list[ast.Call]:
 
 
 def _line_of(site: str) -> int:
-    number = site.rpartition(":")[2]
-    return int(number) if number.isdecimal() else 0
+    return split_site(site)[1]
 
 
 def _names(scope: ast.AST, name: str) -> list[ast.Name]:

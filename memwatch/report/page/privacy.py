@@ -7,11 +7,12 @@ from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
+from memwatch.words.places import split_site
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ABSOLUTE_PATH: Final = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+[^\s:'\"]*")
-LINE: Final = re.compile(r"(.+):(\d+)\Z", re.DOTALL)
 PUBLIC_META: Final = frozenset(
     {
         "allocator",
@@ -66,5 +67,4 @@ def _any_of(texts: Iterable[str], *, before: str = "", after: str = "") -> re.Pa
 
 def file_of(line: str) -> str:
     """Return the file of a `file:line`."""
-    match = LINE.match(line)
-    return match[1] if match else line
+    return split_site(line)[0]
