@@ -112,8 +112,8 @@ def _headline(figures: PlanFigures) -> Text:
     text.append(f"\nGap to the lower bound: {figures.gap_words}")
     if figures.only_orders:
         text.append(
-            "\nWithout a budget, a plan only changes the order of the ops. With a budget, such as 60%, it also computes some "
-            "ops again, and its peak can be much lower"
+            "\nWithout a budget, a plan only changes the order of the ops. With a budget, such as 60%, it also "
+            "computes some ops again, and its peak can be much lower"
         )
     return text
 
