@@ -76,7 +76,7 @@ def chosen_program(options: argparse.Namespace) -> Program:
     if not words:
         options.usage_error("name a program: SCRIPT, -m MODULE or -c COMMAND")
     if words[0].endswith(".html") and getattr(options, "html", False):
-        options.usage_error(f"the page's name follows an equals sign: --html={words[0]}")
+        options.usage_error(f"write --html={words[0]}, with an equals sign and no space")
     is_file = os.sep in words[0] or (words[0].endswith(".py") and os.path.isfile(words[0]))
     if options.module and is_file:
         options.usage_error(f"-m takes the name of a module, not a file: leave -m out to run {words[0]}")

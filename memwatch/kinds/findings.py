@@ -98,7 +98,7 @@ class FindingKind(str, Enum):
         "gradient",
         "gradients kept in forward",
         "keeps {nbytes} in forward, though the optimizer is done with the gradients",
-        advice="call zero_grad(set_to_none=True) before forward, right after the optimizer's step",
+        advice="call zero_grad(set_to_none=True) right after the optimizer's step, and not later",
         is_freed_after_last_use=True,
         needs_known_end=True,
         is_mended_by_callers=True,
@@ -226,8 +226,8 @@ class FindingKind(str, Enum):
     GROWTH = FindingRow(
         "growth",
         "grows with each iteration",
-        "keeps {nbytes}, the results of all iterations of a loop, though an iteration reads at most the newest",
-        advice="keep a number or a summary of each iteration (`.item()`), or empty it",
+        "keeps {nbytes}, the results of all iterations of a loop, although an iteration uses only the newest",
+        advice="keep only the newest, or a number of each (`.mean().item()`), or empty it",
     )
     # float32 copies that autograd saves
     FLOAT32 = FindingRow(

@@ -412,8 +412,8 @@ class Remedy(Enum):
     )
     GRAPH = RemedyRow(
         (
-            "the tensor keeps its autograd graph, and until its backward has run, the graph keeps activations: store "
-            "`value.detach()`, which keeps the tensor alone, or a number (`value.mean().item()`)"
+            "the tensor keeps its autograd graph, and until its backward has run, the graph keeps activations: "
+            "`value.detach()` frees the graph but not the tensor, and a number (`value.mean().item()`) frees both"
         ),
         detaches=True,
     )

@@ -91,7 +91,7 @@ CATEGORY_ROWS: Final = (
         "#e4cc61",
         "bright_yellow",
         "temporary tensors, used within one iteration",
-        meaning="used within one iteration, and not kept for backward",
+        meaning="made and last used within one iteration, and not saved for backward",
     ),
     CategoryRow(
         "workspace",

@@ -113,7 +113,7 @@ class PeakInstant:
     def _told(self, place: str) -> str:
         if self.op < 0:
             return f"Allocation at {place}" if place else self.otherwise
-        module = f" in `{self.module}`" if self.module else ""
+        module = f" in module `{self.module}`" if self.module else ""
         return f"Op {self.op:,}, {short_op(self.op_name)}{module} ({self.phase}){f' at {place}' if place else ''}"
 
 

@@ -300,8 +300,10 @@ def _is_entry_and_increase(reading: Reading) -> bool:
 
 
 def _sum(reading: Reading) -> str:
-    """Return the parts of a peak, as a sum that holds at its instant."""
+    """Return the parts of a peak, as a sum that holds at its instant. It is empty if nothing was alive at the start."""
     if _is_entry_and_increase(reading):
+        if not reading.baseline_bytes:
+            return ""
         entry, increase = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
         return words.PEAK_IS_ENTRY_AND_INCREASE.format(entry=entry, increase=increase)
     within = int(reading.at_peak["nbytes"][reading.at_peak["origin"] != "baseline"].sum())

@@ -41,9 +41,9 @@ PEAK_SO_FAR: Final = "the peak so far"
 """For a recording that was cut off: the whole program may have a higher peak."""
 ALONE: Final = "{change}; {peak} would fall to {alone}"
 ALONE_AND_TOGETHER: Final = (
-    "{change}; {peak} would fall to {alone}, and to {together} with all findings mended"
+    "{change}; {peak} would fall to {alone}, and to {together} with all findings fixed"
 )
-TOGETHER: Final = "{change}; {peak} would fall to {together} with all findings mended"
+TOGETHER: Final = "{change}; {peak} would fall to {together} with all findings fixed"
 """A finding's advice, by whether the peak falls when it alone is mended, and further with all others."""
 
 FINDING: Final = "{holder}, {advice}"

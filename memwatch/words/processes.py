@@ -78,7 +78,7 @@ PARTS: Final = {
     "tensor_bytes": "tensors",
     "file_bytes": "code and files",
     "python_bytes": "Python's small objects",
-    "entry_bytes": "other memory from before the block",
+    "entry_bytes": "other memory from before the recording",
     "python_free_bytes": "free in Python's allocator",
     "malloc_free_bytes": "freed but kept by malloc",
     "other_bytes": "without a known cause",

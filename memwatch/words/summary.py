@@ -22,16 +22,16 @@ HEADLINE_TWO_LINES: Final = (
 """Where the second line made nearly as much."""
 HEADLINE_GROWTH: Final = (
     "Memory grows by {rate} with each iteration: {holder} keeps {nbytes} ({share} of the peak). "
-    "Without that, {the_peak} would be {peak}."
+    "If you fix that, {the_peak} falls to {peak}."
 )
 """In place of `HEADLINE`: the parts of the peak say little while one of them grows."""
-HEADLINE_FINDING: Final = " Without the first finding below, {the_peak} would be {peak}."
-HEADLINE_FINDINGS: Final = " Without the findings below, {the_peak} would be {peak}."
+HEADLINE_FINDING: Final = " If you fix the first finding below, {the_peak} falls to {peak}."
+HEADLINE_FINDINGS: Final = " If you fix the findings below, {the_peak} falls to {peak}."
 """Where the first of them alone would leave the peak as it is: other memory is as large at another instant."""
-HEADLINE_INSTEAD: Final = " With the first change below instead: {peak}."
-HEADLINE_INCLUDED: Final = " With the first change below, which includes that fix: {peak}."
+HEADLINE_INSTEAD: Final = " If you make the first change below instead, it falls to {peak}."
+HEADLINE_INCLUDED: Final = " If you make the first change below, which includes that fix, it falls to {peak}."
 """For a change that includes the change of the finding."""
-HEADLINE_WAY: Final = " With the first change below, {the_peak} would be {peak}."
+HEADLINE_WAY: Final = " If you make the first change below, {the_peak} falls to {peak}."
 HEADLINE_CODE: Final = " The code below would bring it to {peak}."
 """Where the first change needs a decision, the code of a later one is shown."""
 """The first sentences of the page and of the summary."""
@@ -64,21 +64,22 @@ SMALL_GROWTH: Final = (
     "`memwatch leaks` names the lines."
 )
 SMALL_FINDINGS: Final = (
-    "Findings below {share} of the peak increase: {count:,} (prof.small_findings lists them)"
+    "Findings below {share} of the peak increase: {count:,} (in Python: prof.small_findings, or "
+    "memwatch.load(FILE).small_findings)"
 )
 MORE_FINDINGS: Final = "{count:,} more: `--rows 40` lists them, and prof.findings in Python"
-LEFT_OUT: Final = "Left out for lack of room: the tables of {tables}. To see them:"
-LEFT_OUT_ONE: Final = "Left out for lack of room: the table of {tables}. To see it:"
+LEFT_OUT: Final = "More tables: {tables}. To see them:"
+LEFT_OUT_ONE: Final = "One more table: {tables}. To see it:"
 SHOW_ALL_CALL: Final = "prof.summary(rows=8)"
 NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: `--rows 40` lists them, and prof.notes in Python"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
 LEAKS_COMMAND: Final = "To find the line that makes memory grow:\n{command}"
-FIT_COMMAND: Final = "To measure the changes that fit can try, within a limit:\n{command}"
+FIT_COMMAND: Final = "To run the changes and measure their peaks and times:\n{command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
-KNOWN_BY: Final = "How memwatch knows these holders: {evidence}"
+KNOWN_BY: Final = "How memwatch knows the holders, by bytes: {evidence}"
 SEARCHED: Final = "memwatch searched for holders {count:,} x while the program ran: {time} in all"
 CUT_SHORT: Final = "; {searches} reached the time limit and may have missed some"
 
@@ -95,8 +96,8 @@ INSTEAD: Final = "; without checkpoints, forward would keep up to {nbytes} for i
 
 IN_USE: Final = "In use at the peak: {share}"
 IDLE: Final = {
-    "lag": "not used yet (lag): {nbytes}",
-    "drag": "not used any more (drag): {nbytes}",
+    "lag": "alive before the first use (lag): {nbytes}",
+    "drag": "alive after the last use (drag): {nbytes}",
     "void": "never used (void): {nbytes}",
     "": "use not known: {nbytes}",
 }

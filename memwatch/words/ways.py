@@ -79,8 +79,8 @@ HEADING_SO_FAR: Final = "What would lower the peak so far"
 HEADING_SO_FAR_BESIDE_FINDINGS: Final = "What else would lower the peak so far, each change alone"
 """The headings for a recording that was cut off: the rest of the program may have a higher peak."""
 AFTER_GROWTH: Final = (
-    "Fix the growth first: it would soon use up what other changes save. They are in prof.ways, and in memwatch "
-    "summary --json"
+    "Fix the growth first: it would soon use up what other changes save. `memwatch summary --json` lists the other "
+    "changes (in Python: prof.ways)"
 )
 BESIDE_GROWTH: Final = (
     "Fix the growth above first: it would soon use up what these changes save. Their peaks hold for this recording "
@@ -102,7 +102,7 @@ TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "to {peak} ({share} less)"
 SHARE_LESS: Final = "{share} less"
 LINES_OF_FIRST: Final = "Code for the change to {peak}:"
-LINES_OF: Final = "Code for the change to {peak}, the first without a condition:"
+LINES_OF: Final = "Code for the change to {peak}, the first that asks for no decision from you:"
 # Comments above the code of a change
 PLACE: Final = "# before the training loop"
 PLACE_AT_TOP: Final = "# at the top of the file that computes the loss"

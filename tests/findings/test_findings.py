@@ -55,7 +55,7 @@ def test_every_holding_program_is_told_who_holds(name):
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - OTHERWISE_DIFFERENT))
 def test_the_predicted_peak_is_the_measured_peak_of_the_mended_twin(name):
-    """The predicted peak with all findings mended equals the measured peak of the mended program."""
+    """The predicted peak with all findings fixed equals the measured peak of the mended program."""
     program, _, twin = CASES[name]
     held = profiled(program)
     predicted = held.findings[0].together_peak_bytes - held.baseline_bytes

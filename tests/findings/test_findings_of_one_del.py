@@ -85,7 +85,7 @@ def test_the_peak_without_a_variable_counts_all_that_it_holds():
     """The noise is no result of the model, and too small for a finding of its own."""
     (found,) = _trained(dropped=False).findings
     assert found.kind == "output"
-    assert "with all findings mended" not in found.advice
+    assert "with all findings fixed" not in found.advice
     measured_bytes = _trained(dropped=True).peak_bytes
     assert found.predicted_peak_bytes == found.together_peak_bytes == pytest.approx(measured_bytes, rel=0.001)
 

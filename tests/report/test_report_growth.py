@@ -177,9 +177,7 @@ def test_the_summary_counts_small_findings():
             optimizer.step()
     assert "gradient" in [finding.kind for finding in prof.small_findings]
     assert "gradient" not in [finding.kind for finding in prof.findings]
-    counted = (
-        f"Findings below 5 % of the peak increase: {len(prof.small_findings)} (prof.small_findings lists"
-    )
+    counted = f"Findings below 5 % of the peak increase: {len(prof.small_findings)} (in Python: prof.small_findings,"
     assert counted in " ".join(prof.summary().split())
 
 
@@ -212,8 +210,11 @@ def test_the_headline_says_that_the_first_change_includes_the_fix_of_the_finding
     told = " ".join(prof.summary().split())
     peaks = prof.findings[0].predicted_peak_bytes, int(listed_ways(prof)["peak_bytes"][0])
     alone, both = map(format_bytes, peaks)
-    assert f"finding below, the peak would be {alone}. With the first change below, which includes" in told
-    assert f"which includes that fix: {both}." in told
+    assert (
+        f"finding below, the peak falls to {alone}. If you make the first change below, which includes"
+        in told
+    )
+    assert f"which includes that fix, it falls to {both}." in told
 
 
 @pytest.mark.words

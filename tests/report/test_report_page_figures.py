@@ -156,13 +156,6 @@ def test_a_long_name_is_cut_in_the_middle_and_can_be_copied(shown, whole_program
     assert set(shown.js(TEXTS, "#panel td .from-middle")) == names
 
 
-def test_a_holder_does_not_repeat_the_name(shown):
-    shown.drawn()
-    rows = shown.js(CELLS)
-    assert any(row["Held at the peak by"].startswith("same as the name") for row in rows)
-    assert not any(row["Held at the peak by"].startswith(row["Name"]) for row in rows)
-
-
 def test_the_smaller_parts_are_named_where_one_points_at_them(shown, whole_program):
     model = page_model(whole_program)["made_of"]
     assert model["small"]

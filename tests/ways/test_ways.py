@@ -311,7 +311,7 @@ def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
     prof = five_blocks_that_train()
     assert prof.ways["kind"][0] == "checkpoint + step_in_backward"
     text = prof.summary(width=120)
-    assert ", the first without a condition:" in text
+    assert ", the first that asks for no decision from you:" in text
     assert "partial(checkpoint, block.forward" in text
     assert "register_post_accumulate_grad_hook" not in text
 

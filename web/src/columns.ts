@@ -19,17 +19,14 @@ export interface Links {
 
 const clip = (text: string, shown = text) => el("span", { class: "clip", title: text.slice(0, TITLE_CHARS), text: shown });
 
-// The holder of a storage. A text that is too long for three lines unfolds in place; without a mouse, too. What the name of
-// the storage says already is not repeated.
-function heldBy(text: string, name: string, category: string): Node | string {
+// The holder of a storage. A text that is too long for three lines unfolds in place; without a mouse, too.
+function heldBy(text: string): Node | string {
   if (!text) return "";
-  const told = [name, `${category} \`${name}\``].find((each) => name !== "" && text.startsWith(each));
   const toggle = (event: Event) => {
     const target = event.currentTarget as HTMLElement;
     target.setAttribute("aria-expanded", String(target.getAttribute("aria-expanded") !== "true"));
   };
-  const said = told === undefined ? marked(text) : [el("span", { class: "muted", text: "same as the name" }), ...marked(text.slice(told.length))];
-  return el("button", { type: "button", class: "clip unfold", title: text.slice(0, TITLE_CHARS), "aria-expanded": "false", onclick: toggle }, ...said);
+  return el("button", { type: "button", class: "clip unfold", title: text.slice(0, TITLE_CHARS), "aria-expanded": "false", onclick: toggle }, ...marked(text));
 }
 
 const text = (frame: Frame, name: string, label: string): TableColumn => ({ name, label, cell: (row) => clip(frame.text(name, row)) });
@@ -91,7 +88,7 @@ export function liveColumns(frame: Frame, total: number, ops: number, colouring:
     { name: "op", label: "Life", title: `The bars cover the ops from ${whole(span[0])} to ${whole(span[1] - 1)}. Click a name to see the whole life.`, cell: life },
     ...(frame.has("phase") ? [lifePhase(frame)] : []), // beside the bars whose colours it names
     line(frame, links),
-    ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => heldBy(frame.text("holder", row), frame.text("name", row), frame.text("category", row)) }] : []),
+    ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => heldBy(frame.text("holder", row)) }] : []),
     module(frame),
     text(frame, "tensor", "Tensor"),
   ];
