@@ -193,6 +193,7 @@ class Reading:
         ):
             changed = of_modules(self._tables.facts).items()
             found.attrs[name] = {tree.names[module]: text for module, text in changed}
+        found.attrs["of_first_model"] = [way.is_of_first_model for way in self._tables.ways]
         return found
 
     @property

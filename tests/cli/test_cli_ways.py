@@ -51,3 +51,37 @@ def test_the_command_is_left_out_if_it_measures_none_of_the_ways(summary_of):
     told = summary_of("nn.LayerNorm(128)")
     assert "split the batch in" in told
     assert "fit --limit" not in told
+
+
+DISTILLATION = """
+import torch
+from torch import nn
+
+def model(blocks):
+    return nn.Sequential(*[nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(blocks)])
+
+teacher, student = model({teacher}), model({student})
+batch = torch.randn(512, 128)
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    with torch.{mode}():
+        targets = teacher(batch)
+    (student(batch) - targets).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("teacher", "student", "is_offered"), [(6, 1, False), (1, 6, True)])
+def test_the_command_is_left_out_if_the_ways_are_those_of_a_model_without_an_optimizer(
+    teacher, student, is_offered, shell_memwatch, tmp_path, capsys
+):
+    """`fit` changes the first model that has an optimizer, so the teacher stays as it is."""
+    script = DISTILLATION.format(teacher=teacher, student=student, mode="enable_grad")
+    (tmp_path / "train.py").write_text(script)
+    done = shell_memwatch("run", "-o", "train.memwatch", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert main(["summary", str(tmp_path / "train.memwatch")]) == 0
+    told = capsys.readouterr().out
+    assert "What would lower the peak" in told
+    assert ("fit --limit" in told) == is_offered
