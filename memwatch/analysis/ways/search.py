@@ -24,7 +24,7 @@ from memwatch.analysis.ways.checkpointing import (
 )
 from memwatch.analysis.ways.independence import state_of_forward
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
-from memwatch.analysis.ways.micro_batches import micro_batches
+from memwatch.analysis.ways.micro_batches import Split, micro_batches
 from memwatch.analysis.ways.modules import in_place, in_single_precision, offloaded, without_graph
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer, other_optimizers
 from memwatch.analysis.ways.sparse_gradients import sparse_gradients
@@ -36,7 +36,8 @@ from memwatch.device_names import is_host
 from memwatch.kinds.roles import ROLES
 from memwatch.way_lines import LINES, joined, of_blocks
 from memwatch.words import ways as words
-from memwatch.words.places import FORMER_MODULE
+from memwatch.words.places import FORMER_MODULE, short_place
+from memwatch.words.storages import short_op
 from memwatch.words.ways import names_as_text as _as_text
 
 if TYPE_CHECKING:
@@ -115,21 +116,31 @@ class _Checkpoint(NamedTuple):
     lines: str
 
 
-def find_ways(facts: Facts, saved: SavedTensors) -> list[Way]:
-    """Return the changes that would lower the peak, the lowest peak first.
+class Ways(NamedTuple):
+    """The changes that would lower the peak, the lowest peak first, and why the batch is not split; "" if nothing."""
 
-    Without recorded uses the list is empty.
-    """
+    ways: list[Way]
+    split_left_out: str
+
+
+def find_ways(facts: Facts, saved: SavedTensors) -> Ways:
+    """Return the changes that would lower the peak. Without recorded uses there are none."""
     if facts.capture.lacks("uses") or not facts.capture.rows("ops"):
-        return []
-    return _Search(facts, saved).ways()
+        return Ways([], "")
+    search = _Search(facts, saved)
+    return Ways(search.ways(), search.split_left_out)
 
 
 class _Search:
-    """Simulates the ways of one recording."""
+    """Simulates the ways of one recording.
+
+    Attributes:
+        split_left_out: why the batch is not split although this would lower the peak by enough; "" if nothing forbids it.
+    """
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts, self._saved = facts, saved
+        self.split_left_out = ""
         self._timeline = Timeline(facts)
         self._checkpointing = Checkpointing(facts, saved, self._timeline)
         self._saving = SavingModules(facts, saved, self._checkpointing.unrepeatable())
@@ -462,6 +473,15 @@ class _Search:
         numbers = {each for each in changed_attributes(self._facts).values() if each not in state.attributes}
         if names := sorted({*numbers, *state.unread}):
             decision += words.EACH_PART.format(names=_as_text(names))
+        split = micro_batches(self._facts, self._saved, self._timeline, self._checkpointing.window)
+        if split.refusal is not None:
+            if self._would_matter(split):
+                self.split_left_out = words.split_refused(
+                    split.refusal.obstacle.value, self._op_text(split.refusal.op)
+                )
+            return []
+        if split.prepared_by != NONE:
+            decision += words.PREPARED.format(op=self._op_text(split.prepared_by))
         return [
             _Change(
                 kind="micro_batches",
@@ -475,8 +495,28 @@ class _Search:
                 ),
                 is_alone=True,
             )
-            for found in micro_batches(self._facts, self._saved, self._timeline, self._checkpointing.window)
+            for found in split.choices
         ]
+
+    def _would_matter(self, split: Split) -> bool:
+        """Return True if a batch that is not split would lower the peak by enough.
+
+        If the batch is not known, this is so if half of the activations at the peak are enough bytes.
+        """
+        peaks = [self._checkpointing.peak_bytes([], found.bytes) for found in split.choices]
+        if peaks:
+            return min(peaks) <= self._facts.curve.peak_bytes - self._least_bytes
+        rows = self._facts.alive_at(self._facts.curve.peak_event)
+        rows &= self._facts.categories.category.isin(["activation"])
+        return int(self._facts.allocations.nbytes[rows].sum()) // 2 >= self._least_bytes
+
+    def _op_text(self, op: int) -> str:
+        """Return an op and the line of the program that called it: `mm` at train.py:12."""
+        if op == NONE:
+            return ""
+        line = self._facts.own_line(op) or self._facts.op_line(op)
+        name = short_op(self._facts.op_name(op))
+        return words.OP_AT.format(op=name, line=short_place(line)) if line else words.OP.format(op=name)
 
     def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:
         """Yield the changes, but leave out those with a needless part.
