@@ -132,7 +132,9 @@ STATE_BETWEEN_PARTS: Final = (
 )
 OP_AT: Final = "`{op}` at {line}"
 OP: Final = "`{op}`"
-PREPARED: Final = "; {op} reads the whole batch: compute its result before the split, and give each part the same"
+PREPARED: Final = (
+    "; {op} reads the whole batch: compute its result before the split, and give each part the same"
+)
 SPLIT_REFUSED: Final = "no split of the batch is offered, because {reason}"
 _SPLIT_OBSTACLES: Final = {
     "mixed": "{op} combines each sample with the others",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import NAdam, RAdam, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, RMSprop, Rprop
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop
 
 import memwatch
 
@@ -16,7 +17,7 @@ _WIDTHS = {"equal": [256] * 7, "unequal": [128, 256, 512, 256, 128, 64, 256]}
 
 def _record(make_optimizer, widths, **options):
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(*pair) for pair in zip(widths, widths[1:], strict=False)))
+    model = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(widths)))
     optimizer = make_optimizer(model.parameters(), **options)
     x = torch.randn(8, widths[0])
 

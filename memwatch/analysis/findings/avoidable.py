@@ -90,8 +90,8 @@ _UNMEASURED: Final = ("ASGD", "Rprop")
 class ForeachSteps:
     """The steps of an optimizer that updates many parameters at once, and what a loop over parameters would spare.
 
-    A loop makes its temporaries for one parameter at a time. For optimizers outside `_LOOP_TEMPORARIES`, memwatch assumes
-    that a loop needs the largest temporary of each op.
+    A loop makes its temporaries for one parameter at a time. For optimizers outside `_LOOP_TEMPORARIES`, memwatch
+    assumes that a loop needs the largest temporary of each op.
 
     Attributes:
         temporaries: the allocations of the steps' temporaries, except those that a loop needs too.
@@ -104,7 +104,9 @@ class ForeachSteps:
         for row in np.flatnonzero(_temporary(facts) & _is_foreach(facts)).tolist():
             by_op.setdefault(int(allocations.op[row]), []).append(row)
         self.temporaries: list[int] = []
-        self._kept: list[tuple[int, int, int]] = []  # bytes that a loop needs, and the ops between which it does
+        self._kept: list[
+            tuple[int, int, int]
+        ] = []  # bytes that a loop needs, and the ops between which it does
         # a recording may end in a step: its last one then has no row, and is of the optimizer of the others
         class_names = [facts.strings[name].removesuffix(".step") for name in steps["name"].tolist()]
         spans = list(zip(steps["op"].tolist(), steps["end_op"].tolist(), class_names, strict=True))
@@ -150,7 +152,11 @@ class ForeachSteps:
             end_op: the op after its last.
             count: the most temporaries for one parameter, without weight decay.
         """
-        facts, uses, roles = self._facts, self._facts.capture.tables["uses"], self._facts.capture.tables["roles"]
+        facts, uses, roles = (
+            self._facts,
+            self._facts.capture.tables["uses"],
+            self._facts.capture.tables["roles"],
+        )
         rows = np.flatnonzero((uses["op"] >= start_op) & (uses["op"] < end_op))
         storage, op = uses["storage"][rows], uses["op"][rows]
         of_gradient, of_parameter = (

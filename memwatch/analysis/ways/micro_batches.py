@@ -161,9 +161,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
     refusal = followed.refusal
     # Later calls may have inputs that no op made from the batch. Their sizes must be multiples of it. The other inputs
     # of later calls are results, such as the logits that the module of the loss gets.
-    if any(
-        number % batch for each, size in sizes.items() if each not in followed.derived for number in size
-    ):
+    if any(number % batch for each, size in sizes.items() if each not in followed.derived for number in size):
         refusal = Refusal(Obstacle.LATER_INPUTS)
     if runs_nodes_again(facts, passes[0].start_op, passes[-1].end_op):
         refusal = Refusal(Obstacle.RETAINED)  # the code of this change replaces one call of backward()
@@ -463,7 +461,9 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
                 and phase[op + 1] == BACKWARD
                 and means.is_sum(given[0])
             ):
-                refusals.append(Refusal(Obstacle.SUM, op))  # its backward begins here: the loss itself is a sum
+                refusals.append(
+                    Refusal(Obstacle.SUM, op)
+                )  # its backward begins here: the loss itself is a sum
             refusals += filter(None, [means.refusal(op, base, given, [*results, *written], derived)])
             if weighs_classes(base, given):
                 refusals.append(Refusal(Obstacle.WEIGHED, op))

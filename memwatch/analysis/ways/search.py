@@ -64,8 +64,8 @@ class Way:
         lines: the lines of Python that make the change.
         modules: the names of the modules that it changes in their model, joined by `, `; a model itself, and modules
             of several models, with the program's expression for the model.
-        is_of_first_model: whether it changes nothing outside the first called model that has an optimizer. `fit` changes
-            no other model. True if the recording has no step.
+        is_of_first_model: whether it changes nothing outside the first called model that has an optimizer. `fit`
+            changes no other model. True if the recording has no step.
     """
 
     kind: str
@@ -135,7 +135,8 @@ class _Search:
     """Simulates the ways of one recording.
 
     Attributes:
-        split_left_out: why the batch is not split although this would lower the peak by enough; "" if nothing forbids it.
+        split_left_out: why the batch is not split although this would lower the peak by enough; "" if nothing
+            forbids it.
     """
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
@@ -209,8 +210,8 @@ class _Search:
             + lines,
             modules=self._names_in_models([module for part in parts for module in part.modules]),
             is_of_first_model=all(
-                part.modules and self._are_in_first_model(part.modules)
-                or not part.modules and self._has_one_stepped_model
+                (part.modules and self._are_in_first_model(part.modules))
+                or (not part.modules and self._has_one_stepped_model)
                 for part in parts
             ),
         )
@@ -245,7 +246,8 @@ class _Search:
         roles, uses, ops = (self._facts.capture.tables[name] for name in ("roles", "uses", "ops"))
         read = uses["storage"][ops["phase"][uses["op"]] == OPTIMIZER]
         is_read = (roles["role"] == _GRADIENT) & np.isin(roles["storage"], read) & (roles["module"] != NONE)
-        return np.unique(roles["module"][is_read]).tolist()
+        modules: list[int] = np.unique(roles["module"][is_read]).tolist()
+        return modules
 
     def _blocks(self) -> list[int]:
         """Return the set of blocks that lowers the peak most, without the blocks that hardly contribute to it.
@@ -339,7 +341,12 @@ class _Search:
         in_lists, in_loops = ForeachSteps(self._facts), loop_temporaries(self._facts)
         for kind, text, decision, spared in (
             ("foreach", words.FOREACH, "", in_lists.spared_bytes() if in_lists.temporaries else None),
-            ("fused", words.FUSED, words.ROUNDING, self._timeline.bytes_of(np.array(in_loops)) if in_loops else None),
+            (
+                "fused",
+                words.FUSED,
+                words.ROUNDING,
+                self._timeline.bytes_of(np.array(in_loops)) if in_loops else None,
+            ),
         ):
             if spared is not None:
                 lines = self._optimizer_lines(kind)
