@@ -65,7 +65,7 @@ batch = torch.randn(512, 128)
 optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
 for _ in range(2):
     optimizer.zero_grad()
-    (student(batch) - teacher(batch).detach()).square().mean().backward()
+    (student(batch) - teacher(batch)).square().mean().backward()
     optimizer.step()
 """
 
