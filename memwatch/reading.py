@@ -193,6 +193,7 @@ class Reading:
         ):
             changed = of_modules(self._tables.facts).items()
             found.attrs[name] = {tree.names[module]: text for module, text in changed}
+        found.attrs["of_first_model"] = [way.is_of_first_model for way in self._tables.ways]
         return found
 
     @property
@@ -216,7 +217,8 @@ class Reading:
         from memwatch.analysis.ways.micro_batches import left_out as parts_left_out
 
         facts = self._tables.facts
-        recorded += [("ways", text) for text in (checkpoints_left_out(facts), parts_left_out(facts)) if text]
+        left_out = checkpoints_left_out(facts), parts_left_out(facts), self._tables.split_left_out
+        recorded += [("ways", text) for text in left_out if text]
         recorded += [("threads", text) for text in other_threads(self._tables.facts)]
         recorded += [(kind, effect.text) for kind, effect in found if effect is not None]
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from memwatch.analysis.findings.search import Findings
-    from memwatch.analysis.ways.search import Way
+    from memwatch.analysis.ways.search import Way, Ways
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
 
@@ -121,9 +121,19 @@ class DerivedTables:
 
         return Findings(self.facts, self._holders, self._saved_tensors)
 
-    @cached_property
+    @property
     def ways(self) -> list[Way]:
         """The changes that would lower the peak, simulated; the lowest peak first."""
+        return self._found_ways.ways
+
+    @property
+    def split_left_out(self) -> str:
+        """Why the batch is not split, although this would lower the peak; "" if nothing forbids it."""
+        # without a backward there is nothing to split, and the search takes time
+        return self._found_ways.split_left_out if self.facts.capture.rows("unpacks") else ""
+
+    @cached_property
+    def _found_ways(self) -> Ways:
         from memwatch.analysis.ways.search import find_ways
 
         return find_ways(self.facts, self._saved_tensors)

@@ -118,10 +118,12 @@ def _to_run_next(reading: Reading) -> list[str]:
     from memwatch.kinds.fit import Kind
 
     measured = {kind.value for kind in Kind}  # `fit` does not split the batch or take another optimizer
-    is_measured = [measured.issuperset(kind.split(" + ")) for kind in reading.ways["kind"]]
-    lowest_bytes = (
-        int(reading.ways["peak_bytes"][is_measured].min()) if any(is_measured) else reading.peak_bytes
-    )
+    ways = reading.ways
+    is_measured = [
+        is_of_first_model and measured.issuperset(kind.split(" + "))
+        for kind, is_of_first_model in zip(ways["kind"], ways.attrs["of_first_model"], strict=True)
+    ]
+    lowest_bytes = int(ways["peak_bytes"][is_measured].min()) if any(is_measured) else reading.peak_bytes
     if not lowest_bytes or lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
         return []
     lowest_mib = lowest_bytes / 2**20

@@ -140,6 +140,35 @@ STATE_BETWEEN_PARTS: Final = (
     "no split of the batch is offered, because the forward of the model changes {names} and reads it too: each part of "
     "the batch would read what the part before wrote"
 )
+OP_AT: Final = "`{op}` at {line}"
+OP: Final = "`{op}`"
+PREPARED: Final = (
+    "; {op} reads the whole batch: compute its result before the split, and give each part the same"
+)
+SPLIT_REFUSED: Final = "no split of the batch is offered, because {reason}"
+_SPLIT_OBSTACLES: Final = {
+    "mixed": "{op} combines each sample with the others",
+    "not linear": "the loss depends on a value over the batch other than its own mean or sum: {op} reads it",
+    "sum": "the loss is a sum over the batch that nothing divides, before {op}",
+    "picked": "{op} reduces values that a mask or an index picks, and their number belongs to the whole batch",
+    "counted": "{op} reads a value that was computed from the data of the whole batch, such as a mean or a count",
+    "weighed": "{op} weighs the classes, and divides by the weights of the whole batch",
+    "carried": "the forward reads a result of the forward before: {op}",
+    "rollout": "a later call of the model gets only results of the model, as in a rollout: {op}",
+    "retained": "several backwards run through one forward",
+    "optimizers": "the code works for one optimizer, and the program has several",
+    "cut off": "the recording ended before it showed whether the program has another optimizer",
+    "processes": "several processes train together",
+    "inputs": "the inputs of the model differ in their first dimension",
+    "later inputs": "a later call of the model has an input whose first dimension is not a multiple of the batch",
+}
+
+
+def split_refused(obstacle: str, op: str) -> str:
+    """Return why a batch is not split, given the obstacle and the text for the op that shows it."""
+    return SPLIT_REFUSED.format(reason=_SPLIT_OBSTACLES[obstacle].format(op=op))
+
+
 GROWN_LISTS: Final = (
     "no checkpoint is offered for {modules} ({classes}): {each} adds new tensors to its own list ({lists}), and "
     "its forward would add them again in the backward. If it returns these tensors instead, it can be checkpointed"

@@ -25,8 +25,8 @@ MLP = "nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))"
 def summary_of(shell_memwatch, tmp_path, capsys):
     """Return the summary of a recorded script."""
 
-    def run(block):
-        (tmp_path / "train.py").write_text(TRAINING.format(block=block))
+    def run(block, script=TRAINING):
+        (tmp_path / "train.py").write_text(script.format(block=block))
         done = shell_memwatch("run", "-o", "train.memwatch", "train.py", "--epochs", "2")
         assert done.returncode == 0, done.stderr
         assert main(["summary", str(tmp_path / "train.memwatch")]) == 0
@@ -51,3 +51,33 @@ def test_the_command_is_left_out_if_it_measures_none_of_the_ways(summary_of):
     told = summary_of("nn.LayerNorm(128)")
     assert "split the batch in" in told
     assert "fit --limit" not in told
+
+
+DISTILLATION = """
+import torch
+from torch import nn
+
+def model(blocks):
+    return nn.Sequential(*[nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(blocks)])
+
+teacher, student = model({teacher}), model({student})
+batch = torch.randn(512, 128)
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    (student(batch) - teacher(batch)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "is_offered"), [((6, 1), False), ((1, 6), True)], ids=["teacher", "student"]
+)
+def test_the_command_is_left_out_if_the_ways_change_a_model_without_an_optimizer(
+    blocks, is_offered, summary_of
+):
+    """`fit` changes the first model that has an optimizer, so a teacher stays as it is."""
+    teacher, student = blocks
+    told = summary_of("", DISTILLATION.format(teacher=teacher, student=student))
+    assert "What would lower the peak" in told
+    assert ("fit --limit" in told) == is_offered

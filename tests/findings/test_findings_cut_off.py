@@ -229,6 +229,59 @@ def test_an_iteration_that_ended_before_the_error_counts(iterations):
     assert recorded(stop_after, iterations).cut_off == ("StopError", iterations)
 
 
+class StoppingNet(nn.Module):
+    """A net that raises in its forward, between two layers, in one of its calls."""
+
+    def __init__(self, stop_in):
+        super().__init__()
+        self.first, self.second, self.calls, self.stop_in = nn.Linear(64, 64), nn.Linear(64, 64), 0, stop_in
+
+    def forward(self, batch):
+        self.calls += 1
+        hidden = self.first(batch)
+        if self.calls == self.stop_in:
+            raise StopError
+        return self.second(hidden)
+
+
+def infer(calls, *, stop_in=None, stop_after=None):
+    """Run a net; stop in a call, or in an iteration after its call, or after all calls."""
+    net = StoppingNet(stop_in)
+    with torch.no_grad():
+        for number in range(1, calls + 1):
+            result = net(torch.ones(64, 64))
+            if number == stop_after:
+                torch.ones(1) @ torch.ones(2)  # an op that fails
+            result.square_().sum()
+    raise StopError
+
+
+def test_calls_that_ended_before_the_error_count_although_no_call_follows():
+    assert recorded(infer, 5).cut_off == ("StopError", 5)
+    assert recorded(infer, 2).cut_off == ("StopError", 2)
+    in_call = recorded(infer, 5, stop_in=3)
+    assert in_call.cut_off == ("StopError", 2)
+
+
+def test_a_call_whose_iteration_failed_after_it_does_not_count():
+    prof = memwatch.profile()
+    with pytest.raises(RuntimeError), prof:
+        infer(5, stop_after=3)
+    assert prof.cut_off == ("RuntimeError", 2)
+
+
+def test_several_calls_of_the_first_forward_are_no_iterations():
+    """The critic of a GAN is called for real and generated samples before the first backward."""
+
+    def train_critic():
+        critic = model()
+        loss = critic(torch.ones(64, 64)).sum() - critic(torch.zeros(64, 64)).sum()
+        if loss is not None:
+            raise StopError
+
+    assert recorded(train_critic).cut_off == ("StopError", None)
+
+
 def test_steps_that_were_not_recorded_count():
     prof = memwatch.profile(schedule=memwatch.schedule(wait=3, active=1))
     with contextlib.suppress(StopError), prof:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
+import pytest
 import torch
 from torch import nn
 from ways import run_lines
@@ -28,13 +30,13 @@ def _record(model, optimizers, x, *, lines="", steps=2):
 
 def _model():
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(4)))
+    return nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(8)))
 
 
 def _optimizers(model):
     return {
-        "low": torch.optim.AdamW(model[:2].parameters(), foreach=True),
-        "high": torch.optim.AdamW(model[2:].parameters(), foreach=True),
+        "low": torch.optim.AdamW(model[:4].parameters(), foreach=True),
+        "high": torch.optim.AdamW(model[4:].parameters(), foreach=True),
     }
 
 
@@ -90,3 +92,70 @@ def test_an_optimizer_of_sparse_gradients_is_not_replaced_by_one_that_refuses_th
     assert not {"sgd", "adafactor"} & kinds(True, torch.optim.SparseAdam)
     assert "adafactor" not in kinds(True, sgd_with_momentum)
     assert {"sgd", "adafactor"} <= kinds(False, torch.optim.Adam)
+
+
+class _StopError(Exception):
+    """Ends a program in the middle of its work."""
+
+
+_COUNTING = {"micro_batches", "sgd", "adafactor", "step_in_backward", "sparse_gradients"}
+"""Changes for a program with one optimizer."""
+
+
+def _kinds_of_gan(point, *, critic_steps=1, iterations=3):
+    """Return the kinds of ways for the training of a GAN that stops at a point."""
+    gc.collect()
+    generator, discriminator = _model(), _model()
+    of_generator = torch.optim.AdamW(generator.parameters(), foreach=True)
+    of_discriminator = torch.optim.AdamW(discriminator.parameters(), foreach=True)
+    real, noise = torch.randn(64, _WIDTH), torch.randn(64, _WIDTH)
+
+    def pass_by(name):
+        if name == point:
+            raise _StopError
+
+    prof = memwatch.profile()
+    with contextlib.suppress(_StopError), prof:
+        for _ in range(iterations):
+            for _ in range(critic_steps):
+                with torch.no_grad():
+                    fake = generator(noise)
+                loss = discriminator(fake).square().mean() - discriminator(real).square().mean()
+                loss.backward()
+                pass_by("backward of discriminator")
+                of_discriminator.step()
+                of_discriminator.zero_grad()
+            pass_by("step of discriminator")
+            loss = discriminator(generator(noise)).square().mean()
+            pass_by("forward of generator")
+            loss.backward()
+            of_generator.step()
+            of_generator.zero_grad()
+    return {kind for kinds in prof.ways["kind"] for kind in kinds.split(" + ")}
+
+
+@pytest.mark.parametrize(
+    "point", ["backward of discriminator", "step of discriminator", "forward of generator"]
+)
+def test_a_model_without_gradients_so_far_may_have_an_optimizer_of_its_own(point):
+    assert _COUNTING.isdisjoint(_kinds_of_gan(point))
+    assert _COUNTING.isdisjoint(_kinds_of_gan(point, critic_steps=5))
+
+
+@pytest.mark.parametrize("point", ["first backward", "second backward"])
+def test_a_recording_of_one_model_that_was_cut_off_gets_the_changes_for_one_optimizer(point):
+    """A part that does not train, as under adapters, is no other model."""
+    model, x = _model(), torch.randn(512, _WIDTH)
+    model[1].requires_grad_(False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=True)
+    prof = memwatch.profile()
+    with contextlib.suppress(_StopError), prof:
+        if point == "second backward":
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model(x).square().mean().backward()
+        raise _StopError
+    kinds = {*prof.ways["kind"]}
+    assert "micro_batches" in kinds
+    assert ("adafactor" in kinds) == (point == "second backward")

@@ -17,9 +17,11 @@ from memwatch.analysis.facts.iterations import (
     at,
     boundaries,
     by_live_curve,
+    has_whole_last_call,
     kept_across,
     made_in_most,
     made_to_be_kept,
+    may_be_in_forward,
     seen_in_lasting,
     starts_of_passes,
 )
@@ -198,7 +200,9 @@ class Facts:
         """The end of a recording that was cut off; None for a whole recording."""
         if self._cut_off_ns is None:
             return None
-        count = len(self.ended_iterations_ns) if self.kept_across.are_told else None
+        count = None
+        if self.kept_across.are_told and not may_be_in_forward(self._source):
+            count = len(self.ended_iterations_ns) + has_whole_last_call(self._source)
         return CutOff(str(self._source.meta.get("ended_by", "")), count)
 
     @cached_property

@@ -355,16 +355,68 @@ def _ends_of_backwards(ops: Columns) -> IntArray:
 
 def _between_calls(capture: Capture) -> Boundaries:
     """Return the stretches between two calls of the root module that ran last."""
-    calls, ops = capture.tables["calls"], capture.tables["ops"]
-    root = np.flatnonzero(calls["depth"] == 0)
-    if not len(root):
-        return at(np.zeros(0, dtype=np.int64))
-    last = calls["module"][root[np.argmax(calls["start_op"][root])]]
-    of_last = root[calls["module"][root] == last]
-    of_last = of_last[np.argsort(calls["start_op"][of_last], kind="stable")]
-    again, ended = calls["start_op"][of_last][1:], calls["end_op"][of_last][:-1]
+    ops = capture.tables["ops"]
+    start_op, end_op = _calls_of_last_root(capture)
+    again, ended = start_op[1:], end_op[:-1]
     ran = (again < len(ops["start_ns"])) & (ended > 0)
     return Boundaries(ops["end_ns"][ended[ran] - 1], ops["start_ns"][again[ran]])
+
+
+def _calls_of_last_root(capture: Capture) -> tuple[IntArray, IntArray]:
+    """Return the first op of each call of the root module that ran last, and the op after its last, in order."""
+    calls = capture.tables["calls"]
+    root = np.flatnonzero(calls["depth"] == 0)
+    if len(root):
+        last = calls["module"][root[np.argmax(calls["start_op"][root])]]
+        root = root[calls["module"][root] == last]
+        root = root[np.argsort(calls["start_op"][root], kind="stable")]
+    return calls["start_op"][root], calls["end_op"][root]
+
+
+def may_be_in_forward(capture: Capture) -> bool:
+    """Return True if iterations are calls of a module, and these calls may belong to one forward of a training.
+
+    The graph of an early call then lives on. In a loop of inference, each call replaces the result of the call before.
+    """
+    if capture.rows("step_curve") or capture.rows("steps"):
+        return False
+    if np.isin(capture.tables["ops"]["phase"], IN_BACKWARD).any():
+        return False
+    start_op, _ = _calls_of_last_root(capture)
+    if not len(start_op) or not capture.rows("packs"):
+        return False
+    packs, unpacks = capture.tables["packs"], capture.tables["unpacks"]
+    # the last call may still have to replace the result of the one before
+    early = packs["pack"][(packs["op"] >= start_op[0]) & (packs["op"] < start_op[max(len(start_op) - 2, 1)])]
+    is_release = (unpacks["released"] == 1) & (unpacks["op"] < capture.rows("ops"))
+    return not np.isin(early, unpacks["pack"][is_release]).all()
+
+
+def has_whole_last_call(capture: Capture) -> bool:
+    """Return True if iterations are calls of a module, and the last of them had ended before the recording was cut off.
+
+    No later call shows the end of this iteration. It has ended if the call ran the same ops as the call before, and
+    if the same ops came after it, or an op of the next iteration. An op that failed has no uses.
+    """
+    ops, uses = capture.tables["ops"], capture.tables["uses"]
+    if capture.rows("step_curve") or capture.rows("steps") or np.isin(ops["phase"], IN_BACKWARD).any():
+        return False
+    start_op, end_op = _calls_of_last_root(capture)
+    count = capture.rows("ops")
+    if len(start_op) < 2 or capture.lacks("uses") or end_op[-1] > count:
+        return False
+    has_uses = np.isin(np.arange(count), uses["op"])
+    before, last = (slice(*span) for span in zip(start_op[-2:], end_op[-2:], strict=True))
+    is_same = np.array_equal(ops["name"][before], ops["name"][last])
+    if not is_same or not np.array_equal(has_uses[before], has_uses[last]):
+        return False
+    stack = ops["stack"]
+    prepares = np.isin(stack, stack[: start_op[0]]) & (stack != NONE)  # before a call, as for a new batch
+    between, after = slice(end_op[-2], start_op[-1]), slice(end_op[-1], count)
+    if prepares[after].any():
+        return True
+    usual = ops["name"][between][(has_uses & ~prepares)[between]]
+    return np.array_equal(usual, ops["name"][after][has_uses[after]][: len(usual)])
 
 
 # Passes of the outermost loop, for programs without steps, backwards and modules: when one begins, by call stacks.

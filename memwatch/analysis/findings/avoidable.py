@@ -7,6 +7,7 @@ conversion. For every finding, `search.py` decides whether a change is worth it:
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from memwatch.analysis.findings.finding import Candidate
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER, PHASES
 from memwatch.kinds.findings import FindingKind
+from memwatch.kinds.roles import ROLES
 from memwatch.own_code import CodeOwner
 from memwatch.words.findings import (
     AUTOCAST_CACHE,
@@ -65,24 +67,113 @@ def find_optimizer(peak: Moment) -> list[Candidate]:
     line, books = peak.facts.op_line(op), HolderEvidence.STRUCTURE
     many = Holder(HolderKind.OPTIMIZER, OPTIMIZER_STEP, line, evidence=books)
     one = Holder(HolderKind.OPTIMIZER, LOOP_STEP, line, evidence=books)
+    lists = ForeachSteps(peak.facts)
+    in_lists = alive_then(FindingKind.OPTIMIZER, many, lists.temporaries, peak)
     return [
-        *alive_then(FindingKind.OPTIMIZER, many, foreach_temporaries(peak.facts), peak),
+        *(dataclasses.replace(candidate, spares=lists.spared_bytes()) for candidate in in_lists),
         *alive_then(FindingKind.FUSED, one, loop_temporaries(peak.facts), peak),
     ]
 
 
-def foreach_temporaries(facts: Facts) -> list[int]:
-    """Return the temporaries of each foreach op except its largest: one at a time is needed anyway.
+_LOOP_TEMPORARIES: Final = {
+    "Adadelta": 2, "Adagrad": 1, "Adam": 2, "AdamW": 2, "Adamax": 1, "NAdam": 2, "RAdam": 2, "RMSprop": 1, "SGD": 0,
+}  # fmt: skip
+"""The most temporaries that a loop over parameters has at once, each as large as the largest parameter.
 
-    The rest is an estimate. A loop over parameters may make two temporaries for the largest parameter where a foreach
-    op works in place, and its variable keeps one of the previous parameter.
+Measured with torch 2.13 (`tests/ways/test_ways_foreach.py`). Weight decay that is added to the gradients, and
+`maximize=True`, make one more.
+"""
+_UNMEASURED: Final = ("ASGD", "Rprop")
+"""Optimizers of torch whose temporaries do not follow this rule."""
+
+
+class ForeachSteps:
+    """The steps of an optimizer that updates many parameters at once, and what a loop over parameters would spare.
+
+    A loop makes its temporaries for one parameter at a time. For optimizers outside `_LOOP_TEMPORARIES`, memwatch
+    assumes that a loop needs the largest temporary of each op.
+
+    Attributes:
+        temporaries: the allocations of the steps' temporaries, except those that a loop needs too.
     """
-    allocations = facts.allocations
-    by_op: dict[int, list[int]] = {}
-    for row in np.flatnonzero(_temporary(facts) & _is_foreach(facts)).tolist():
-        by_op.setdefault(int(allocations.op[row]), []).append(row)
-    many = (sorted(group, key=lambda row: -int(allocations.nbytes[row]))[1:] for group in by_op.values())
-    return [row for group in many for row in group]
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        allocations, steps = facts.allocations, facts.capture.tables["steps"]
+        by_op: dict[int, list[int]] = {}
+        for row in np.flatnonzero(_temporary(facts) & _is_foreach(facts)).tolist():
+            by_op.setdefault(int(allocations.op[row]), []).append(row)
+        self.temporaries: list[int] = []
+        self._kept: list[
+            tuple[int, int, int]
+        ] = []  # bytes that a loop needs, and the ops between which it does
+        # a recording may end in a step: its last one then has no row, and is of the optimizer of the others
+        class_names = [facts.strings[name].removesuffix(".step") for name in steps["name"].tolist()]
+        spans = list(zip(steps["op"].tolist(), steps["end_op"].tolist(), class_names, strict=True))
+        phase = facts.capture.tables["ops"]["phase"]
+        if len(phase) and phase[-1] == OPTIMIZER:
+            start = int(np.flatnonzero(phase != OPTIMIZER).max(initial=NONE)) + 1
+            if all(end <= start for _, end, _ in spans):
+                spans.append((start, len(phase), class_names[-1] if len({*class_names}) == 1 else ""))
+        ops = sorted(by_op)
+        for start, end, class_name in spans:
+            groups = [by_op[op] for op in ops[bisect_left(ops, start) : bisect_left(ops, end)]]
+            if not groups or class_name in _UNMEASURED:
+                continue
+            if class_name in _LOOP_TEMPORARIES:
+                self.temporaries += [row for group in groups for row in group]
+                self._keep_for_loop(start, end, _LOOP_TEMPORARIES[class_name])
+                continue
+            for group in groups:
+                self.temporaries += sorted(group, key=lambda row: -int(allocations.nbytes[row]))[1:]
+        self.temporaries.sort()
+
+    def spared_bytes(self) -> IntArray:
+        """Return, per event, the bytes that a loop over parameters would not have alive; negative for more."""
+        facts, allocations = self._facts, self._facts.allocations
+        starts_ns, time_ns = facts.capture.tables["ops"]["start_ns"], facts.curve.time_ns
+        change = np.zeros(len(time_ns) + 1, dtype=np.int64)
+        rows = np.array(self.temporaries, dtype=np.int64)
+        nbytes, death = allocations.nbytes[rows].astype(np.int64), allocations.death_event[rows]
+        np.add.at(change, np.maximum(allocations.birth_event[rows], 0), nbytes)
+        np.subtract.at(change, np.where(death == NONE, len(time_ns), death), nbytes)
+        for kept_bytes, start, end in self._kept:
+            until = starts_ns[end] if end < len(starts_ns) else np.iinfo(np.int64).max
+            begin_event, end_event = np.searchsorted(time_ns, [starts_ns[start], until])
+            change[begin_event] -= kept_bytes
+            change[end_event] += kept_bytes
+        return np.cumsum(change)[:-1]
+
+    def _keep_for_loop(self, start_op: int, end_op: int, count: int) -> None:
+        """Note the temporaries of a loop over the parameters that a step updates with lists.
+
+        Args:
+            start_op: the first op of the step.
+            end_op: the op after its last.
+            count: the most temporaries for one parameter, without weight decay.
+        """
+        facts, uses, roles = (
+            self._facts,
+            self._facts.capture.tables["uses"],
+            self._facts.capture.tables["roles"],
+        )
+        rows = np.flatnonzero((uses["op"] >= start_op) & (uses["op"] < end_op))
+        storage, op = uses["storage"][rows], uses["op"][rows]
+        of_gradient, of_parameter = (
+            np.isin(storage, roles["storage"][roles["role"] == ROLES.index(role)])
+            for role in ("gradient", "parameter")
+        )
+        sizes = facts.allocations.nbytes[facts.allocations.rows_of(np.unique(storage[of_gradient]))]
+        # the first op makes new tensors from gradients, to add weight decay or for `maximize`
+        makes = np.isin(op, op[uses["access"][rows] == ACCESSES.index("output")])
+        names = facts.capture.tables["ops"]["name"]
+        reads_both = set(op[of_parameter].tolist())
+        changes_gradients = any(
+            "_foreach_neg." in (name := facts.strings[names[each]])
+            or (each in reads_both and "_foreach_add." in name)
+            for each in np.unique(op[makes & of_gradient]).tolist()
+        )
+        self._kept.append((int(sizes.max(initial=0)) * (count + changes_gradients), start_op, end_op))
 
 
 def loop_temporaries(facts: Facts) -> list[int]:

@@ -22,6 +22,7 @@ is unknown too, and whether a loss of torch is a mean or a sum (`reduction="sum"
 from __future__ import annotations
 
 import math
+from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -121,6 +122,32 @@ _HARMLESS_WRITES: Final = ("batch_norm", "embedding_renorm_")
 _MOST_OPS: Final = 10_000
 """Ops that are followed in a forward that writes its own state, and storages that are followed back from a result. Most
 programs have fewer in a step."""
+
+
+class Obstacle(Enum):
+    """A reason why the parts of a batch would train differently; the value is its key in `memwatch.words.ways`."""
+
+    MIXED = "mixed"
+    NOT_LINEAR = "not linear"
+    SUM = "sum"
+    PICKED = "picked"
+    COUNTED = "counted"
+    WEIGHED = "weighed"
+    CARRIED = "carried"
+    ROLLOUT = "rollout"
+    RETAINED = "retained"
+    OPTIMIZERS = "optimizers"
+    CUT_OFF = "cut off"
+    PROCESSES = "processes"
+    INPUTS = "inputs"
+    LATER_INPUTS = "later inputs"
+
+
+class Refusal(NamedTuple):
+    """Why a batch is not split: the obstacle, and the op that shows it; -1 for none."""
+
+    obstacle: Obstacle
+    op: int = NONE
 
 
 def base_of(name: str) -> str:
@@ -227,10 +254,20 @@ class BatchMeans:
         facts: what the capture shows.
         batch: the number of samples.
         dimensions: a function from a storage to its sizes.
+        passes: the number of forwards with a backward.
+
+    Attributes:
+        prepared_by: an op that reduces data of the whole batch before the program calls its model, and whose result
+            reaches the loss; -1 for none. The recording does not show whether the parts get the same result.
     """
 
-    def __init__(self, facts: Facts, batch: int, dimensions: Callable[[int], list[int]]) -> None:
+    def __init__(
+        self, facts: Facts, batch: int, dimensions: Callable[[int], list[int]], passes: int = 1
+    ) -> None:
         self._batch, self._dimensions = batch, dimensions
+        self.prepared_by = NONE
+        self._prepared: dict[int, int] = {}  # by storage, the reduction that it comes from
+        self._passes, self._pass = passes, 0
         ops = facts.capture.tables["ops"]
         makers = maker_of_node(facts.capture)
         self._is_differentiated = np.zeros(len(makers), dtype=bool)
@@ -239,7 +276,9 @@ class BatchMeans:
         self._classes = facts.places.module_tree.classes
         self._entropies: set[tuple[int, int]] = set()  # calls of cross_entropy
         self._means: set[int] = set()  # storages
-        self._mixed: set[int] = set()
+        self._mixed: dict[int, Refusal] = {}
+        # sums of samples and values of the whole batch: their gradients are those of the samples
+        self._shifted: set[int] = set()
         self._sums: set[int] = set()  # sums over the batch that no op has divided
         # values that come from data of the whole batch, such as the number of valid tokens
         self._counts: set[int] = set()
@@ -247,10 +286,10 @@ class BatchMeans:
         self._strings, self._shapes = facts.strings, facts.capture.tables["births"]["shape"]
         self._picks = _Picks(batch, dimensions, self._is_mask)
 
-    def has_mixed(
+    def refusal(
         self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
-    ) -> bool:
-        """Return True if an op of the forward makes the loss depend on its means in another way than linearly.
+    ) -> Refusal | None:
+        """Return why an op of the forward makes the loss depend on its means in another way than linearly, if it does.
 
         Args:
             op: its number.
@@ -262,36 +301,42 @@ class BatchMeans:
         self._has_begun = True
         is_mean_of_picks = self._picks.are_reduced(base, given, changed)
         if base in _WITHOUT_VALUES:
-            return False
+            return None
         if base in _NLL:
             self._entropies.add(self._places[op])
+        if self.prepared_by == NONE and self.is_differentiated(op):
+            self.prepared_by = next((self._prepared[each] for each in given if each in self._prepared), NONE)
         if base in _PLACED_BY_INTEGERS:
             given = [each for each in given if each not in self._mixed or not self._is_integer(each)]
-        is_mixed = is_mean_of_picks or not self._mixed.isdisjoint(given)
-        is_mixed |= self._is_scaled_by_count(op, base, given, derived)
+        found = next((self._mixed[each] for each in given if each in self._mixed), None)
+        if found is None and is_mean_of_picks:
+            found = Refusal(Obstacle.PICKED, op)
         means = [each for each in given if each in self._means]
         samples = [each for each in given if each in derived and each not in self._means]
-        if means and not is_mixed:
-            is_mixed = self._is_other_than_linear(op, base, given, len(means)) or any(
-                map(self._has_rows, samples)
-            )
+        if found is None and self._is_scaled_by_count(op, base, given, changed, derived):
+            found = Refusal(Obstacle.COUNTED, op)
+        if means and found is None:
+            if self._is_other_than_linear(op, base, given, len(means)) or any(map(self._has_rows, samples)):
+                found = Refusal(Obstacle.NOT_LINEAR, op)
             self._follow_sums(base, given, changed)
-        elif samples and not is_mixed:
-            is_mixed = self._is_unknown_reduction(base, samples, changed)
-            if not is_mixed and base in _SUMS and any(self._is_reduced(samples, each) for each in changed):
+        elif samples and found is None:
+            if self._is_unknown_reduction(base, samples, changed):
+                found = Refusal(Obstacle.NOT_LINEAR, op)
+            elif base in _SUMS and any(self._is_reduced(samples, each) for each in changed):
                 self._means.update(changed)
                 if base in _PLAIN_SUMS:
                     self._sums.update(changed)
-        if is_mixed:
-            self._mixed.update(changed)
+        if found is not None:
+            self._mixed.update(dict.fromkeys(changed, found))
         elif means:
             self._means.update(changed)
-        return is_mixed and self.is_differentiated(op)
+        return found if self.is_differentiated(op) else None
 
-    def follow_data(self, base: str, given: list[int], changed: list[int]) -> None:
+    def follow_data(self, op: int, base: str, given: list[int], changed: list[int]) -> None:
         """Follow an op of the forward that reads data only, such as targets and masks.
 
         Args:
+            op: its number.
             base: its name.
             given: the storages that it reads.
             changed: those that it makes or writes.
@@ -301,16 +346,24 @@ class BatchMeans:
             return
         with_rows = [each for each in given if each not in self._counts and self._has_rows(each)]
         is_count = not self._counts.isdisjoint(given)
+        is_reduced = base in _SUMS | _OTHER_REDUCTIONS and any(
+            self._is_reduced(with_rows, each) for each in changed
+        )
+        prepared = next((self._prepared[each] for each in given if each in self._prepared), NONE)
         if with_rows and not self._has_begun:
             is_count = False  # the program prepares the batch, and gives each part its rows
-        if with_rows and base in _SUMS | _OTHER_REDUCTIONS:
-            is_count |= any(self._is_reduced(with_rows, each) for each in changed)
-        if is_count:
+            # the first of several passes may begin with the whole data set
+            if is_reduced and (self._passes == 1 or self._pass > 1):
+                prepared = op
+        if prepared != NONE:
+            self._prepared.update(dict.fromkeys(changed, prepared))
+        if is_count or (with_rows and is_reduced):
             self._counts.update(changed)
 
     def begin_pass(self) -> None:
         """Note that a forward begins. What a program computes before it calls its model belongs to the batch."""
         self._has_begun = False
+        self._pass += 1
 
     def is_differentiated(self, op: int) -> bool:
         """Return True if the backward of an op ran."""
@@ -371,15 +424,28 @@ class BatchMeans:
             return given[-1] in self._means
         return base not in _LINEAR
 
-    def _is_scaled_by_count(self, op: int, base: str, given: list[int], derived: Collection[int]) -> bool:
-        """Return True if an op that reads samples or means also reads a value of the whole batch, and does not add it.
+    def _is_scaled_by_count(
+        self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
+    ) -> bool:
+        """Return True if a gradient depends on a value of the whole batch that is not among the samples.
 
+        That is so if an op reads samples or means and such a value, and does not only add it. It is so too if an op is
+        not linear in the sum of samples and such a value, as for targets minus their mean.
         A cross entropy with label smoothing divides by the number of its targets, which the lines count.
         """
         counts = [each for each in given if each in self._counts and each not in derived]
         if base in _PLACED_BY_INTEGERS:
             counts = [each for each in counts if not self._is_integer(each)]
-        return bool(counts) and base not in _SHIFTING and not self._is_in_entropy(op)
+        if self._is_in_entropy(op):
+            return False
+        from_samples = [each for each in given if each in derived]
+        is_linear = base in _LINEAR and (base not in ("mul", "div") or len(from_samples) < 2)
+        is_shifted = not self._shifted.isdisjoint(given)
+        if is_linear and (is_shifted or (counts and base in _SHIFTING)):
+            self._shifted.update(changed)
+        if is_shifted and not is_linear:
+            return True
+        return bool(counts) and base not in _SHIFTING
 
     def _is_in_entropy(self, op: int) -> bool:
         stack, module = self._places[op]

@@ -15,8 +15,8 @@ inputs of later calls it may be a multiple.
 and if one of the first two dimensions of the result is a multiple of the batch size. It also has one if it has the
 values of such an argument in another order. The gradient of a parameter has none.
 
-`micro_batches` returns nothing if the parts of a batch train differently from the whole batch (`independence.py`). It
-also returns nothing if the code of this change does not fit the step. That is so if a later call of the model gets only
+`micro_batches` returns a refusal if the parts of a batch train differently from the whole batch (`independence.py`). It
+also does so if the code of this change does not fit the step. That is so if a later call of the model gets only
 results, and among them results of its earlier calls, as in a rollout. It is also so if several backwards run through
 one forward.
 """
@@ -36,6 +36,8 @@ from memwatch.analysis.ways.independence import (
     MATRIX_PRODUCTS,
     BatchMeans,
     CarriedResults,
+    Obstacle,
+    Refusal,
     base_of,
     is_cross_entropy,
     mixes_samples,
@@ -109,8 +111,23 @@ class MicroBatches(NamedTuple):
     counts_targets: bool
 
 
-def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> list[MicroBatches]:
-    """Return the change of the live bytes for some numbers of parts. The list is empty if the step cannot use them.
+class Split(NamedTuple):
+    """The division of a batch into parts.
+
+    Attributes:
+        choices: the effect of some numbers of parts; empty if the step has no batch.
+        refusal: why the batch should not be divided; None if it may be.
+        prepared_by: an op that reduces data of the whole batch before the program calls its model, and whose result
+            reaches the loss; -1 for none.
+    """
+
+    choices: list[MicroBatches]
+    refusal: Refusal | None = None
+    prepared_by: int = NONE
+
+
+def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> Split:
+    """Return the change of the live bytes for some numbers of parts, also for a batch that should not be divided.
 
     Args:
         facts: the facts of the capture.
@@ -119,11 +136,9 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         window: the ops that are simulated.
     """
     roles = facts.capture.tables["roles"]
-    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
-        return []
     of_input = roles["role"] == _INPUT
-    if not of_input.any() or not has_one_optimizer(facts):
-        return []
+    if not of_input.any():
+        return Split([])
     dimensions_of = dimensions_of_storages(facts)
     sizes = {
         storage: dimensions_of(storage)[:1] for storage in np.unique(roles["storage"][of_input]).tolist()
@@ -135,22 +150,26 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         for size in sizes[each]
     }
     passes = _passes(facts, timeline, range(max(window.start, first_op), window.stop))
-    if len(batches) != 1 or not passes:
-        return []
-    if runs_nodes_again(facts, passes[0].start_op, passes[-1].end_op):
-        return []  # the code of this change replaces one call of backward()
+    if not passes or not batches:
+        return Split([])
+    if len(batches) != 1:
+        return Split([], Refusal(Obstacle.INPUTS))
     batch = batches.pop()
     followed = _follow(
         facts, window, batch, {each for each, size in sizes.items() if size == [batch]}, passes
     )
-    if followed is None:
-        return []
-    derived = followed.derived
-    rows = followed.rows[~_are_kept_by_each_part(facts, followed.rows, passes)]
+    refusal = followed.refusal
     # Later calls may have inputs that no op made from the batch. Their sizes must be multiples of it. The other inputs
     # of later calls are results, such as the logits that the module of the loss gets.
-    if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
-        return []
+    if any(number % batch for each, size in sizes.items() if each not in followed.derived for number in size):
+        refusal = Refusal(Obstacle.LATER_INPUTS)
+    if runs_nodes_again(facts, passes[0].start_op, passes[-1].end_op):
+        refusal = Refusal(Obstacle.RETAINED)  # the code of this change replaces one call of backward()
+    if not has_one_optimizer(facts):
+        refusal = Refusal(Obstacle.OPTIMIZERS if facts.cut_off is None else Obstacle.CUT_OFF)
+    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
+        refusal = Refusal(Obstacle.PROCESSES)
+    rows = followed.rows[~_are_kept_by_each_part(facts, followed.rows, passes)]
     is_exact = not (
         _has_large_workspace(facts, rows)
         or _divides_the_batch_itself(facts, passes)
@@ -159,7 +178,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
     candidates = [parts for parts in range(2, _MOST_PARTS + 1) if batch % parts == 0]
     kept = _kept_gradients(facts, timeline, passes)
     whole, of_dead = timeline.bytes_of(rows), _bytes_dead_after_forward(facts, saved, timeline, rows, passes)
-    return [
+    choices = [
         MicroBatches(
             parts,
             # The first term removes all parts but one of each tensor, the second the last part of dead results.
@@ -169,6 +188,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         )
         for parts in candidates[:_CANDIDATES]
     ]
+    return Split(choices, refusal, followed.prepared_by)
 
 
 def left_out(facts: Facts) -> str:
@@ -358,17 +378,20 @@ class _Followed(NamedTuple):
         derived: the storages of the batch, and all storages that ops made from it.
         counts_targets: True if one of the ops is a cross entropy, which may ignore some targets.
         picked: the storages with values that a mask or an index picked.
+        refusal: why the loss must be computed from the whole batch, because it is not a mean over independent samples,
+            or because a later call of a model gets only results, and some of its own; None if it need not.
+        prepared_by: as in `Split`.
     """
 
     rows: IntArray
     derived: set[int]
     counts_targets: bool
     picked: Collection[int]
+    refusal: Refusal | None
+    prepared_by: int
 
 
-def _follow(
-    facts: Facts, window: range, batch: int, inputs: set[int], passes: list[Pass]
-) -> _Followed | None:
+def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: list[Pass]) -> _Followed:
     """Follow the batch through the ops of a window.
 
     Args:
@@ -377,10 +400,6 @@ def _follow(
         batch: the number of samples.
         inputs: the storages of the batch.
         passes: the passes of the window.
-
-    Returns:
-        The memory. None if the loss must be computed from the whole batch, because it is not a mean over independent
-        samples. Also None if a later call of a model gets only results, and some of its own.
     """
     found: list[int] = []
     uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
@@ -392,7 +411,8 @@ def _follow(
     storage, access, phase = uses["storage"], uses["access"], ops["phase"]
     dimensions = dimensions_of_storages(facts)
     base_names = {name: base_of(str(facts.strings[name])) for name in np.unique(ops["name"]).tolist()}
-    means, counts_targets = BatchMeans(facts, batch, dimensions), False
+    means, counts_targets = BatchMeans(facts, batch, dimensions, len(passes)), False
+    refusals: list[Refusal] = []
     results_of_models, carried = _ResultsOfModels(facts), CarriedResults(facts, lasting)
     starts = {each.start_op for each in passes}
     derived = set(inputs)
@@ -412,15 +432,15 @@ def _follow(
             results_of_models.forget()
         if phase[op] == FORWARD:
             if results_of_models.are_the_inputs_of_call(op):
-                return None
+                refusals.append(Refusal(Obstacle.ROLLOUT, op))
             results_of_models.take(op, given, [*results, *written])
-            if means.is_differentiated(op) and carried.are_read_by(op, given):
-                return None
+            if not refusals and means.is_differentiated(op) and carried.are_read_by(op, given):
+                refusals.append(Refusal(Obstacle.CARRIED, op))
         if derived.isdisjoint(given):
             if phase[op] == FORWARD and given and all(lasting[each] or each in of_weights for each in given):
                 of_weights.update(results)
             elif phase[op] == FORWARD and not any(map(lasting.__getitem__, given)):
-                means.follow_data(base_names[int(ops["name"][op])], given, [*results, *written])
+                means.follow_data(op, base_names[int(ops["name"][op])], given, [*results, *written])
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
@@ -434,16 +454,19 @@ def _follow(
                 batch=batch,
                 is_differentiated=means.is_differentiated(op),
             ):
-                return None
+                refusals.append(Refusal(Obstacle.MIXED, op))
             if (
                 base == "ones_like"
                 and op + 1 in window
                 and phase[op + 1] == BACKWARD
                 and means.is_sum(given[0])
             ):
-                return None  # its backward begins here, so the loss itself is a sum
-            if means.has_mixed(op, base, given, [*results, *written], derived) or weighs_classes(base, given):
-                return None
+                refusals.append(
+                    Refusal(Obstacle.SUM, op)
+                )  # its backward begins here: the loss itself is a sum
+            refusals += filter(None, [means.refusal(op, base, given, [*results, *written], derived)])
+            if weighs_classes(base, given):
+                refusals.append(Refusal(Obstacle.WEIGHED, op))
             counts_targets |= is_cross_entropy(base)
         # Results that an op computes from the batch depend on it. So does memory that the op writes to.
         derived.update(results)
@@ -470,7 +493,9 @@ def _follow(
                 rearranged.add(tuple(its))
             if tuple(its) in rearranged or _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
                 found.append(row)
-    return _Followed(np.array(found, dtype=np.int64), derived, counts_targets, means.picked())
+    rows = np.array(found, dtype=np.int64)
+    refusal = refusals[0] if refusals else None
+    return _Followed(rows, derived, counts_targets, means.picked(), refusal, means.prepared_by)
 
 
 class _ResultsOfModels:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 OptimizerName = Literal["sgd", "adafactor"]
 _ENDED_ITERATIONS = 2
 """Iterations after which all optimizers of a program have stepped. A guess."""
+_CRITIC_STEPS = 5
+"""Steps of one model before the first step of another: the critic of a WGAN trains so often before its generator."""
 _GRADIENT, _STATE = ROLES.index("gradient"), ROLES.index("optimizer state")
+_PARAMETER = ROLES.index("parameter")
 
 
 class OtherOptimizer(NamedTuple):
@@ -117,17 +120,53 @@ def ends_within_two_iterations(facts: Facts) -> bool:
 
 
 def _may_have_another_optimizer(facts: Facts, name_of: dict[int, tuple[int, int]], stepped: set[int]) -> bool:
-    """Return True if another optimizer may step for some gradients later than the end of a recording that was cut off.
+    """Return True if another optimizer may step later than the end of a recording that was cut off.
+
+    It may be that of a model whose parameters no step has updated yet, such as the generator of a GAN while the
+    discriminator trains. Its gradients may not exist yet.
 
     Args:
         facts: what the capture shows.
         name_of: the parameter of each gradient.
         stepped: the gradients that a step has read.
     """
-    phase = facts.capture.tables["ops"]["phase"]
-    if not stepped or not ends_within_two_iterations(facts) or phase[-1] == OPTIMIZER:
+    if facts.cut_off is None:
+        return False
+    if (facts.cut_off.iterations or 0) <= _CRITIC_STEPS:
+        model_of = _models_of_parameters(facts)
+        waiting = set(model_of.values()) - {model_of.get(name_of[each][0], NONE) for each in stepped}
+        if waiting and len(set(model_of.values())) > 1:
+            return True
+    if not stepped or not ends_within_two_iterations(facts):
+        return False
+    if facts.capture.tables["ops"]["phase"][-1] == OPTIMIZER:
         return False  # in a step, the loop over the parameters may not have come to the others
     return not {name_of[each] for each in stepped}.issuperset(name_of.values())
+
+
+def _models_of_parameters(facts: Facts) -> dict[int, int]:
+    """Return the model of each module that has parameters: the outermost module that the program calls.
+
+    A part that it does not call belongs to the outermost module with no called module around or in it.
+    """
+    roles, parents = facts.capture.tables["roles"], facts.places.module_tree.parents
+    called = set(facts.capture.tables["calls"]["module"].tolist())
+    has_called_part: set[int] = set()
+    for module in called:
+        above = parents[module]
+        while above != NONE:
+            has_called_part.add(above)
+            above = parents[above]
+    found = {}
+    for module in np.unique(roles["module"][roles["role"] == _PARAMETER]).tolist():
+        model, above = module, module
+        while above != NONE:
+            if above in called or above not in has_called_part:
+                model = above
+            above = parents[above]
+        found[module] = model
+    found.pop(NONE, None)
+    return found
 
 
 def has_one_optimizer(facts: Facts) -> bool:

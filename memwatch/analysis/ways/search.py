@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.findings.avoidable import foreach_temporaries, loop_temporaries
+from memwatch.analysis.findings.avoidable import ForeachSteps, loop_temporaries
 from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.analysis.ways.autocast import autocast
 from memwatch.analysis.ways.checkpointing import (
@@ -23,18 +24,20 @@ from memwatch.analysis.ways.checkpointing import (
 )
 from memwatch.analysis.ways.independence import state_of_forward
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
-from memwatch.analysis.ways.micro_batches import micro_batches
+from memwatch.analysis.ways.micro_batches import Split, micro_batches
 from memwatch.analysis.ways.modules import in_place, in_single_precision, offloaded, without_graph
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer, other_optimizers
 from memwatch.analysis.ways.sparse_gradients import sparse_gradients
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.unread_gradients import unread_gradients
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import NONE, OPTIMIZER
 from memwatch.device_names import is_host
+from memwatch.kinds.roles import ROLES
 from memwatch.way_lines import LINES, joined, of_blocks
 from memwatch.words import ways as words
-from memwatch.words.places import FORMER_MODULE
+from memwatch.words.places import FORMER_MODULE, short_place
+from memwatch.words.storages import short_op
 from memwatch.words.ways import names_as_text as _as_text
 
 if TYPE_CHECKING:
@@ -61,6 +64,8 @@ class Way:
         lines: the lines of Python that make the change.
         modules: the names of the modules that it changes in their model, joined by `, `; a model itself, and modules
             of several models, with the program's expression for the model.
+        is_of_first_model: whether it changes nothing outside the first called model that has an optimizer. `fit`
+            changes no other model. True if the recording has no step.
     """
 
     kind: str
@@ -71,6 +76,7 @@ class Way:
     decision: str
     lines: str
     modules: str
+    is_of_first_model: bool
 
 
 _GIVEN_UP_RATIO: Final = 0.01
@@ -81,6 +87,7 @@ _FORMER: Final = FORMER_MODULE.format(name="")
 """A part of the name of a module that the program has replaced."""
 _DROPOUT: Final = ("native_dropout", "bernoulli_")
 """Parts of the names of the ops that dropout calls (torch 2.13)."""
+_GRADIENT: Final = ROLES.index("gradient")
 _MODEL, _OPTIMIZER = "model", "optimizer"
 """Words of the lines for a model and an optimizer that no variable of the program leads to."""
 
@@ -109,21 +116,32 @@ class _Checkpoint(NamedTuple):
     lines: str
 
 
-def find_ways(facts: Facts, saved: SavedTensors) -> list[Way]:
-    """Return the changes that would lower the peak, the lowest peak first.
+class Ways(NamedTuple):
+    """The changes that would lower the peak, the lowest peak first, and why the batch is not split; "" if nothing."""
 
-    Without recorded uses the list is empty.
-    """
+    ways: list[Way]
+    split_left_out: str
+
+
+def find_ways(facts: Facts, saved: SavedTensors) -> Ways:
+    """Return the changes that would lower the peak. Without recorded uses there are none."""
     if facts.capture.lacks("uses") or not facts.capture.rows("ops"):
-        return []
-    return _Search(facts, saved).ways()
+        return Ways([], "")
+    search = _Search(facts, saved)
+    return Ways(search.ways(), search.split_left_out)
 
 
 class _Search:
-    """Simulates the ways of one recording."""
+    """Simulates the ways of one recording.
+
+    Attributes:
+        split_left_out: why the batch is not split although this would lower the peak by enough; "" if nothing
+            forbids it.
+    """
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts, self._saved = facts, saved
+        self.split_left_out = ""
         self._timeline = Timeline(facts)
         self._checkpointing = Checkpointing(facts, saved, self._timeline)
         self._saving = SavingModules(facts, saved, self._checkpointing.unrepeatable())
@@ -191,7 +209,45 @@ class _Search:
             lines=self._comment(lines, is_function=any(part.kind == "micro_batches" for part in parts))
             + lines,
             modules=self._names_in_models([module for part in parts for module in part.modules]),
+            is_of_first_model=all(
+                (part.modules and self._are_in_first_model(part.modules))
+                or (not part.modules and self._has_one_stepped_model)
+                for part in parts
+            ),
         )
+
+    def _are_in_first_model(self, modules: Iterable[int]) -> bool:
+        """Return True if some modules are the first model with an optimizer, or are in it. True without a step."""
+        first = self._first_model
+        return first == NONE or all(first in self._with_ancestors(module) for module in modules)
+
+    @cached_property
+    def _first_model(self) -> int:
+        """The first outermost called module with a parameter that an optimizer updates; -1 if no step was recorded."""
+        calls = self._facts.capture.tables["calls"]
+        models = {module for stepped in self._stepped_modules for module in self._with_ancestors(stepped)}
+        is_of_model = (calls["depth"] == 0) & np.isin(calls["module"], list(models))
+        # `fit` passes by a call without a graph
+        saved_op = np.sort(self._saved.saved_op)
+        has_graph = np.searchsorted(saved_op, calls["start_op"]) < np.searchsorted(
+            saved_op, calls["end_op"], side="right"
+        )
+        rows = np.flatnonzero(is_of_model & has_graph)
+        return int(calls["module"][rows[np.argmin(calls["start_op"][rows])]]) if len(rows) else NONE
+
+    @property
+    def _has_one_stepped_model(self) -> bool:
+        """True if all parameters that optimizers update are in the first model."""
+        return self._are_in_first_model(self._stepped_modules)
+
+    @cached_property
+    def _stepped_modules(self) -> list[int]:
+        """The modules whose parameters' gradients a step reads."""
+        roles, uses, ops = (self._facts.capture.tables[name] for name in ("roles", "uses", "ops"))
+        read = uses["storage"][ops["phase"][uses["op"]] == OPTIMIZER]
+        is_read = (roles["role"] == _GRADIENT) & np.isin(roles["storage"], read) & (roles["module"] != NONE)
+        modules: list[int] = np.unique(roles["module"][is_read]).tolist()
+        return modules
 
     def _blocks(self) -> list[int]:
         """Return the set of blocks that lowers the peak most, without the blocks that hardly contribute to it.
@@ -282,14 +338,21 @@ class _Search:
         """Return the changes of the optimizer: its settings, another optimizer, and a step in the backward."""
         found = []
         is_only_one = len(self._noted_optimizers()) <= 1
-        for kind, text, decision, rows in (
-            ("foreach", words.FOREACH, "", foreach_temporaries(self._facts)),
-            ("fused", words.FUSED, words.ROUNDING, loop_temporaries(self._facts)),
+        in_lists, in_loops = ForeachSteps(self._facts), loop_temporaries(self._facts)
+        for kind, text, decision, spared in (
+            ("foreach", words.FOREACH, "", in_lists.spared_bytes() if in_lists.temporaries else None),
+            (
+                "fused",
+                words.FUSED,
+                words.ROUNDING,
+                self._timeline.bytes_of(np.array(in_loops)) if in_loops else None,
+            ),
         ):
-            if rows:
-                spared = ChangedBytes(self._timeline.bytes_of(np.array(rows)))
+            if spared is not None:
                 lines = self._optimizer_lines(kind)
-                found.append(_Change(kind, text, spared, math.nan, "estimated", decision, lines))
+                found.append(
+                    _Change(kind, text, ChangedBytes(spared), math.nan, "estimated", decision, lines)
+                )
         found += [
             _Change(
                 kind=other.name,
@@ -417,6 +480,15 @@ class _Search:
         numbers = {each for each in changed_attributes(self._facts).values() if each not in state.attributes}
         if names := sorted({*numbers, *state.unread}):
             decision += words.EACH_PART.format(names=_as_text(names))
+        split = micro_batches(self._facts, self._saved, self._timeline, self._checkpointing.window)
+        if split.refusal is not None:
+            if self._would_matter(split):
+                self.split_left_out = words.split_refused(
+                    split.refusal.obstacle.value, self._op_text(split.refusal.op)
+                )
+            return []
+        if split.prepared_by != NONE:
+            decision += words.PREPARED.format(op=self._op_text(split.prepared_by))
         return [
             _Change(
                 kind="micro_batches",
@@ -430,8 +502,28 @@ class _Search:
                 ),
                 is_alone=True,
             )
-            for found in micro_batches(self._facts, self._saved, self._timeline, self._checkpointing.window)
+            for found in split.choices
         ]
+
+    def _would_matter(self, split: Split) -> bool:
+        """Return True if a batch that is not split would lower the peak by enough.
+
+        If the batch is not known, this is so if half of the activations at the peak are enough bytes.
+        """
+        peaks = [self._checkpointing.peak_bytes([], found.bytes) for found in split.choices]
+        if peaks:
+            return min(peaks) <= self._facts.curve.peak_bytes - self._least_bytes
+        rows = self._facts.alive_at(self._facts.curve.peak_event)
+        rows &= self._facts.categories.category.isin(["activation"])
+        return int(self._facts.allocations.nbytes[rows].sum()) // 2 >= self._least_bytes
+
+    def _op_text(self, op: int) -> str:
+        """Return an op and the line of the program that called it: `mm` at train.py:12."""
+        if op == NONE:
+            return ""
+        line = self._facts.own_line(op) or self._facts.op_line(op)
+        name = short_op(self._facts.op_name(op))
+        return words.OP_AT.format(op=name, line=short_place(line)) if line else words.OP.format(op=name)
 
     def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:
         """Yield the changes, but leave out those with a needless part.
