@@ -198,8 +198,10 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
                     original = hidden_hooks.original_of(pack)
                     if original is not None and autograd_state(original, with_node=True).grad_fn is not ctx:
                         values[at] = original
-    except MemoryError:  # the values from autograd are right, too
-        return tuple(values)
+    except (MemoryError, RuntimeError) as error:
+        # Torch raises a RuntimeError if it has no memory for a Python object of a tensor. The values from autograd are
+        # right, too.
+        pass_on(error)
     return tuple(values)
 
 

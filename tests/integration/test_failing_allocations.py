@@ -122,3 +122,32 @@ def test_a_program_that_fills_memory_with_small_tensors_goes_on(fresh_python, in
     """Every free is reported from a destructor, where an exception of C++ ends the process."""
     run = fresh_python(FILLS_MEMORY, intercept, nbytes, MEMWATCH_NATIVE=native)
     assert run.returncode == 0, run.stderr
+
+
+def test_a_function_gets_its_saved_tensors_if_torch_has_no_memory_for_a_python_object(monkeypatch):
+    """One of 986 failing allocations reached the program: torch's error is no MemoryError."""
+    import torch
+
+    import memwatch
+    from memwatch.record import saved_tensors
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return 2 * x * gradient
+
+    def without_memory(*_, **__):
+        raise torch.OutOfMemoryError("Failed to allocate a Tensor object")
+
+    x = torch.ones(3, requires_grad=True)
+    with memwatch.profile():
+        loss = Square.apply(x).sum()
+        monkeypatch.setattr(saved_tensors, "autograd_state", without_memory)
+        loss.backward()
+    assert x.grad.tolist() == [2, 2, 2]
