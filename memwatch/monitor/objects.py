@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch.containers import GROWING, base_of_array, items_of_array, subclasses_of
+from memwatch.host_allocators import PAGE_BYTES
 from memwatch.monitor.layouts import (
     BUFFERS,
     buffer_of_ctypes,
@@ -570,6 +571,21 @@ def large_buffers(least_bytes: int, most: int) -> list[tuple[int, Any]]:
             if nbytes >= least_bytes:
                 found[id(obj)] = nbytes, obj
     return sorted(found.values(), key=lambda each: -each[0])[:most]
+
+
+def objects_on_pages(pages: NDArray[np.int64]) -> list[Any]:
+    """Return the objects that begin on some pages of memory. A million objects take about 1 s.
+
+    Args:
+        pages: the addresses of the pages divided by the size of a page, sorted.
+    """
+    found: dict[int, Any] = {}
+    for objects in _levels_of_objects() if gc.get_freeze_count() else _pieces_of_objects():
+        numbers = _ids_of(objects) // PAGE_BYTES
+        nearest = pages[np.minimum(np.searchsorted(pages, numbers), len(pages) - 1)]
+        for place in np.flatnonzero(nearest == numbers).tolist():
+            found[id(objects[place])] = objects[place]
+    return list(found.values())
 
 
 def _pieces_of_objects() -> Iterator[list[Any]]:
