@@ -22,7 +22,7 @@ import numpy as np
 
 from memwatch.containers import ALL
 from memwatch.host_allocators import PAGE_BYTES
-from memwatch.monitor.examine import MOST_STEPS, NOT_SEARCHED, can_search, words_of
+from memwatch.monitor.examine import MOST_STEPS, NOT_SEARCHED, can_search, paths_from_roots, words_of
 from memwatch.monitor.mappings import ProcessError, Use, pages_of, read_mappings, union_of
 from memwatch.monitor.objects import class_name, objects_on_pages
 from memwatch.signal_handlers import pass_on
@@ -223,12 +223,11 @@ class _Sample:
             (kind, _), *_ = Counter(class_name(type(obj)) for obj in self.objects).most_common(1)
             return {(kind, NOT_SEARCHED): (self._of_object, [None])}
         from memwatch.heap.paths import steps_of
-        from memwatch.heap.search import search
         from memwatch.heap.snapshot import Snapshot
 
         found: dict[tuple[str, str], tuple[list[int], list[int | None]]] = {}
         with Snapshot(self.objects, deep=True) as snapshot:
-            tree = search(snapshot, snapshot.root_groups(runner=True), closed=snapshot.barriers())
+            tree = paths_from_roots(snapshot)
             paths = _Paths(tree, [snapshot.position(obj) for obj in self.objects])
             words: dict[tuple[int, ...], str] = {}
             for node, numbers in paths.by_structure(fewest).items():

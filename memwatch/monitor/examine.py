@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.monitor import malloc_sampler
@@ -22,8 +23,11 @@ from memwatch.words.processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from types import CodeType
 
+    from memwatch.heap.search import Tree
+    from memwatch.heap.snapshot import Snapshot
     from memwatch.monitor.objects import PythonMemory
     from memwatch.monitor.rows import Child
 
@@ -179,9 +183,7 @@ def _containers(at_start: PythonMemory, least_bytes: float) -> list[str]:
             return [text]
         number, total = by_holder.get(holder, (0, 0))
         by_holder[holder] = number + 1, total + nbytes
-    holder, (number, total) = max(
-        by_holder.items(), key=lambda each: each[1][1], default=(NO_HOLDER, (0, 0))
-    )
+    holder, (number, total) = max(by_holder.items(), key=lambda each: each[1][1], default=(NO_HOLDER, (0, 0)))
     if total < max(least_bytes, 1):
         return []
     return [GROWN_CONTAINERS.format(count=number, size=format_bytes(total), holder=holder)]
@@ -252,7 +254,7 @@ A guess."""
 
 
 def can_search() -> bool:
-    """Return whether the holders of objects can be searched: the search imports torch, which not every program wants."""
+    """Return whether holders can be searched. The search imports torch, which not every program wants."""
     return "torch" in sys.modules
 
 
@@ -263,12 +265,11 @@ def _holders_of(targets: list[Any]) -> list[str]:
     if not can_search():
         return [NOT_SEARCHED] * len(targets)
     from memwatch.heap.paths import steps_of
-    from memwatch.heap.search import search
     from memwatch.heap.snapshot import Snapshot
 
     holders: list[str] = []
     with Snapshot(targets, deep=True) as snapshot:
-        tree = search(snapshot, snapshot.root_groups(runner=True), closed=snapshot.barriers())
+        tree = paths_from_roots(snapshot)
         for target in targets:
             position = snapshot.position(target)
             if tree.reaches(position):
@@ -279,6 +280,30 @@ def _holders_of(targets: list[Any]) -> list[str]:
             else:
                 holders.append(NO_HOLDER)
     return holders
+
+
+def paths_from_roots(snapshot: Snapshot) -> Tree:
+    """Search from the roots of the program, and then from its suspended generators and coroutines.
+
+    A `for` loop holds its generator where gc does not look: on the stack of the running call. So nothing seems to refer
+    to the generator, nor to what its variables hold.
+    """
+    from memwatch.heap.frames import is_own_code
+    from memwatch.heap.search import search
+
+    suspended = [
+        snapshot.position(call)
+        for call in snapshot.of_types(lambda cls: any(cls is each for each in _SUSPENDED))
+        if not is_own_code(_SUSPENDED[type(call)](call))
+    ]
+    return search(snapshot, [*snapshot.root_groups(runner=True), suspended], closed=snapshot.barriers())
+
+
+_SUSPENDED: Final[dict[type, Callable[[Any], CodeType]]] = {
+    GeneratorType: lambda call: call.gi_code,
+    CoroutineType: lambda call: call.cr_code,
+    AsyncGeneratorType: lambda call: call.ag_code,
+}
 
 
 def words_of(steps: list[Any]) -> str:

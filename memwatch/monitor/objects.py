@@ -407,15 +407,16 @@ def _bytes_of(obj: Any, references: _References, widths: tuple[int, ...]) -> flo
         return nbytes
     referents = references.of([obj])
     number = len(referents)
-    del referents[widths[0] :]
-    owned = sum(
-        _bytes_of(each, references, widths[1:])
-        for each in referents
-        if sys.getrefcount(each) <= _REFERENCES_OF_OWNED
-    )
-    return nbytes + owned / max(len(referents), 1) * number
+    del referents[_MOST_REFERENTS:]
+    # a suspended call refers to its function and code first, and then to its variables
+    owned = [each for each in referents if sys.getrefcount(each) <= _REFERENCES_OF_OWNED]
+    share = number * len(owned) / max(len(referents), 1)
+    referents.clear()
+    sampled = [_bytes_of(each, references, widths[1:]) for each in owned[: widths[0]]]
+    return nbytes + sum(sampled) / max(len(sampled), 1) * share
 
 
+_MOST_REFERENTS: Final = 64  # of an object, whose references are counted; a guess
 _REFERENCES_OF_OWNED: Final = 4  # the owner, our list, our variable, the argument of getrefcount
 
 
