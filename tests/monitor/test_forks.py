@@ -57,8 +57,9 @@ copied = Data(
     texts=[f"text number {number}" for number in range(400_000)],
     pairs=tuple([number % 7] for number in range(200_000)),
 )
-found = [read_by_workers(copied)]
-del copied
+print(json.dumps([read_by_workers(copied)]))
+"""
+SHARED = """
 shared = Data(
     buffer=b"x" * 40_000_000,
     unread=[{"label": number % 7} for number in range(100_000)],
@@ -66,8 +67,7 @@ shared = Data(
     tensor=torch.arange(4_000_000),
     arrays=[np.ones(100_000) for _ in range(30)],
 )
-found.append(read_by_workers(shared))
-print(json.dumps(found))
+print(json.dumps([read_by_workers(shared)]))
 """
 OTHER_STRUCTURES = """
 objects = np.empty(400_000, dtype=object)
@@ -92,7 +92,9 @@ def _read(server, tmp_path_factory, program):
 @pytest.fixture(scope="module")
 def datasets(_fork_server, tmp_path_factory):
     """Read the process when two workers have read a dataset, and its twin without objects to copy."""
-    return _read(_fork_server, tmp_path_factory, LISTS)
+    return [
+        reading for program in (LISTS, SHARED) for reading in _read(_fork_server, tmp_path_factory, program)
+    ]
 
 
 @pytest.fixture(scope="module")
