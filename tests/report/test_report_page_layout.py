@@ -179,7 +179,7 @@ def test_the_line_that_made_a_storage_is_in_view(shown):
 def test_a_comparison_is_not_cut_off(shown, training_script):
     """At a usual width the bar shows all of its text about births and deaths."""
     shown.go(f"at={len(training_script.timeline) // 2}&than=peak")
-    assert "died" in shown.text("#compared")
+    assert "freed" in shown.text("#compared")
     assert shown.js(CUT_OFF, "#compared", "#instant") == []
 
 

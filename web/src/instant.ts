@@ -1,7 +1,7 @@
 // The instant that the curve, the icicle, the live set and the lines show: its event, what it is compared with, and the bar that says and moves it.
 import type { Detail } from "./detail.ts";
 import { $ } from "./dom.ts";
-import { bytes, duration, shortOp, signedBytes, whole } from "./format.ts";
+import { bytes, duration, shortOp, whole } from "./format.ts";
 import type { PageModel } from "./model.ts";
 import type { Phases } from "./phases.ts";
 import { state } from "./state.ts";
@@ -73,7 +73,7 @@ export function tell(model: PageModel, { instant, phases, detail, liveBytes, cha
   $("compare").textContent = than === null ? "Compare from here" : "End the comparison";
   const compared = $("compared");
   compared.hidden = than === null;
-  compared.textContent = than === null ? "" : `· ${than <= event ? "since" : "until"} ${instant.nameOf(than)}: ${signedBytes(changes?.born ?? 0)} born, ${signedBytes(-(changes?.died ?? 0))} died`;
+  compared.textContent = than === null ? "" : `· ${than <= event ? "since" : "until"} ${instant.nameOf(than)}: ${bytes(changes?.born ?? 0)} allocated, ${bytes(changes?.died ?? 0)} freed`;
   $("instant").title = $("instant").textContent!; // one line shows it, and may cut it off
 }
 
