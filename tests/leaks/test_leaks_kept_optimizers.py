@@ -15,6 +15,8 @@ MODEL, OTHER_MODEL = nn.Linear(16, 16), nn.Linear(16, 16)
 STATE_BYTES = 2 * (16 * 16 + 16) * 4 + 2 * 4  # exp_avg and exp_avg_sq of two parameters, and their steps
 KEPT = SimpleNamespace(items=[], table={}, latest=None, window=collections.deque(maxlen=2), pair=[None, None])
 
+NEARER_WINDOW = collections.deque(maxlen=3)
+
 
 class Run:
     def __init__(self, optimizer):
@@ -25,7 +27,7 @@ class Run:
 def _empty():
     torch.set_num_threads(1)
     yield
-    for kept in (KEPT.items, KEPT.table, KEPT.window):
+    for kept in (KEPT.items, KEPT.table, KEPT.window, NEARER_WINDOW):
         kept.clear()
     KEPT.latest, KEPT.pair = None, [None, None]
     MODEL.zero_grad(), OTHER_MODEL.zero_grad()
@@ -63,6 +65,11 @@ def appends_it_and_keeps_the_latest():
     KEPT.items.append(KEPT.latest)
 
 
+def appends_it_and_fills_a_window():
+    NEARER_WINDOW.append(step())
+    KEPT.items.append(NEARER_WINDOW[-1])
+
+
 def replaces_the_latest():
     KEPT.latest = step()
 
@@ -90,6 +97,7 @@ LEAKS = [
     appends_a_pair_with_it,
     adds_a_key,
     appends_it_and_keeps_the_latest,
+    appends_it_and_fills_a_window,
 ]
 TWINS = [
     replaces_the_latest,
