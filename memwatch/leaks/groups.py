@@ -305,17 +305,19 @@ def _per_addition(kept: Sequence[Survivor], runs: Collection[int]) -> tuple[int,
         runs: the runs that added to the leak, those that replaced the value of another one included.
     """
     ordered = sorted(runs)
-    every = median_low([after - before for before, after in pairwise(ordered)]) if len(ordered) > 1 else 1
+    every = max(1, round((ordered[-1] - ordered[0]) / max(1, len(ordered) - 1)))
     amounts: Counter[int] = Counter()
     for survivor in kept:
         amounts[survivor.storage.run] += survivor.storage.nbytes
     first, last = min(amounts), max(amounts)
-    total, span = sum(amounts.values()), last - first + every
+    total, span = sum(amounts.values()), last - first + 1
+    if every > 1:  # other runs add nothing, so the size of an addition is that of the tensors of a run
+        return total // len(amounts), round(len(kept) / len(amounts)), every
     usual = median_low(amounts.values())
-    if every == 1 and span >= _FEWEST_OVERLAPPING and abs(total - usual * span) < 2 * usual:
+    if span >= _FEWEST_OVERLAPPING and abs(total - usual * span) < 2 * usual:
         run = next(run for run, nbytes in amounts.items() if nbytes == usual)
         return usual, sum(survivor.storage.run == run for survivor in kept), every
-    return total * every // span, round(len(kept) * every / span), every
+    return total // span, max(1, round(len(kept) / span)), every
 
 
 def _growing(
