@@ -14,6 +14,7 @@ from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.added_at import (
     hook_behind,
+    leads_to,
     lines_that_add,
     lines_that_link,
     lines_that_register,
@@ -485,7 +486,9 @@ def _hook(shown: Survivor) -> str:
     if hook is None or hook.file is None or hook.line is None:
         return ""
     at = next((at for at, edge in enumerate(edges) if edge is cut), 0)
-    return hook_phrase(hook.name, hook.file, hook.line, edges[:at])
+    # the reference to cut may be that to the table of hooks, as of a tensor without other hooks
+    entry = next((at for at in range(at, len(edges)) if leads_to(edges[at], hook)), at)
+    return hook_phrase(hook.name, hook.file, hook.line, edges[:entry])
 
 
 def _cause(shown: Survivor) -> str:
