@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from memwatch.analysis.renamed_files import files_of, renamed_files, with_names
 from memwatch.analysis.tables import TEXT
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.kinds.roles import OF_TRAINING
-from memwatch.words.storages import site_name
+from memwatch.words.storages import file_of_line, site_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +76,7 @@ class Comparison:
         new_lines: the line that allocated most bytes of each site of the new capture, as `file:line`.
         moved_to: the op at the new peak, if the old peak was at another op; else None.
         renamed_files: the new name of each old file that is compared with a file of another name.
-        old_files: the files of the old sites, if none of them has a counterpart in the new sites; else empty.
+        old_files: the files of the old sites, if none of them is matched with a file of the new sites; else empty.
         new_files: the files of the new sites, in the same case.
     """
 
@@ -119,11 +118,11 @@ def compare(old: PeakSites, new: PeakSites) -> Comparison:
     Returns:
         Peaks and sites.
     """
-    renamed = renamed_files(old.sites, new.sites)
-    old_sites = with_names(old.sites, renamed)
-    files = [files_of(each) for each in (old_sites, new.sites)]
-    apart = files if set(files[0]).isdisjoint(files[1]) else [(), ()]
-    before, after = old_sites.add_prefix("old_"), new.sites.add_prefix("new_")
+    renamed = renamed_files(old.lines, new.lines)
+    files = [files_of(each.lines) for each in (old, new)]
+    apart = files if not renamed and set(files[0]).isdisjoint(files[1]) else [(), ()]
+    before = with_names(old.sites, old.lines, renamed).add_prefix("old_")
+    after = new.sites.add_prefix("new_")
     sites = before.join(after, how="outer").fillna(0).astype("int64")
     sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
     sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]
@@ -171,5 +170,4 @@ def _by_site(tables: DerivedTables) -> tuple[pd.DataFrame, dict[Site, str]]:
 
 
 def _site(op_name: str, line: str, function: str) -> str:
-    file = os.path.basename(line.rpartition(":")[0])
-    return site_name(op_name, function, file)
+    return site_name(op_name, function, file_of_line(line))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.common import (
+    ALL_TABLES_ROWS,
     add_device,
     add_json,
     command_line,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 _LEAST_FALL_RATIO: Final = 0.1
 """A change that lowers the peak by less is not worth the minutes that `memwatch fit` takes: a guess."""
-_ROWS: Final = 8
-"""Rows of the tables in the command that shows all tables: as many as the help of `--rows` names as the most."""
 MEMORY_VIZ = "memory_viz"
 PARQUET = "parquet"
 PPROF = "pprof"
@@ -101,7 +100,9 @@ def _summary_text(reading: Reading, options: argparse.Namespace) -> str:
     verb = "plan" if reading.capture.rows("arguments") else "report"
     device = () if options.device is None else ("--device", options.device)
     command = command_line(*memwatch_command(), verb, *device, options.capture)
-    show_all = command_line(*memwatch_command(), "summary", "-n", str(_ROWS), *device, options.capture)
+    show_all = command_line(
+        *memwatch_command(), "summary", "-n", str(ALL_TABLES_ROWS), *device, options.capture
+    )
     following = "\n".join([NEXT_COMMAND.format(command=command), *_to_run_next(reading)])
     return reading.summary(following=following, show_all=show_all, **_rows(options))
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from memwatch.reading import Reading
 
+ALL_TABLES_ROWS: Final = 8
+"""Rows of the tables in a summary that shows all tables: as many as the help of `--rows` names as the most."""
+
 # Open the capture that a command reads, and check the files that it will write.
 #
 # A command replaces an existing file only with `-f`, and never a file that it reads.

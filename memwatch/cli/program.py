@@ -200,7 +200,8 @@ class Program:
         if path.endswith(_CAPTURE_SUFFIX):
             show = command_line(*memwatch_command(), "summary", self.target)
             raise ProgramError(
-                f"{self.target!r} has the name of a capture, not of a program; to read a capture, type {show}"
+                f"{self.target!r} has the name of a capture, so it is not run; rename it if it is a program, or type "
+                f"{show}"
             )
         if not os.path.exists(path):
             raise ProgramError(

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from memwatch.children.termination import WriteBeforeTermination
-from memwatch.cli.common import command_line, make_room, memwatch_command, positive, say, size_of_device
+from memwatch.cli.common import (
+    ALL_TABLES_ROWS,
+    command_line,
+    make_room,
+    memwatch_command,
+    positive,
+    say,
+    size_of_device,
+)
 from memwatch.cli.program import (
     PROGRAM_USAGE,
     add_program,
@@ -227,7 +235,8 @@ def _close(recording: Profile, raised: BaseException | None) -> None:
     if recording.failure is not None:
         # another program destroyed the file: the failure is raised next
         with contextlib.suppress(CaptureError):
-            sys.stderr.write(recording.summary(color=False, following="") + "\n")
+            # with all tables, because there is no capture that could show them later
+            sys.stderr.write(recording.summary(color=False, rows=ALL_TABLES_ROWS, following="") + "\n")
 
 
 def _default_name(program: Program, place: JobPlace) -> str:

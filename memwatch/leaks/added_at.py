@@ -249,6 +249,11 @@ def hook_behind(edges: Sequence[Edge], cut: Edge | None) -> Vertex | None:
     return next((hook for hook in map(_innermost, ends) if hook.kind is VertexKind.FUNCTION), None)
 
 
+def leads_to(edge: Edge, function: Vertex) -> bool:
+    """Return True if a reference leads to a function, or to a bound method or a partial of it."""
+    return edge.target is not None and _innermost(edge.target) == function
+
+
 def _innermost(vertex: Vertex) -> Vertex:
     """Return the function inside a bound method or a partial."""
     while vertex.inner is not None:

@@ -250,9 +250,9 @@ class check_leaks:  # noqa: N801 - used like a function
 
     It does not report names that the block binds, the result of the decorated function, parameters, buffers,
     gradients and optimizer state of living parameters, contents of bounded caches, items in empty slots of a list,
-    and objects that pytest holds. There are two exceptions. A list of models, or of optimizers with state, is reported
-    if it got one more of the same class. So is a replaced parameter that an optimizer still keeps, even if a name of
-    the block has it too.
+    and objects that pytest holds. There are two exceptions. A list is reported if it got one more model of the same
+    class, or one more optimizer of the same class and the same parameters. So is a replaced parameter that an optimizer
+    still keeps, even if a name of the block has it too.
 
     If the block raises, the error is chained to that exception.
 

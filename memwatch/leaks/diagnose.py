@@ -15,6 +15,7 @@ import weakref
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -105,10 +106,15 @@ class Reached:
         """The references from optimizers that the block made to the state of living parameters."""
         return self._state.new_optimizers
 
-    def through_new_optimizers(self, cut: Positions) -> Tree:
-        """The program's roots, through the state of models and of the block's own optimizers, past some references."""
+    def through_new_optimizers(self, cut: Positions, containers: Collection[int]) -> Tree:
+        """The program's roots, through the state of models and of the block's own optimizers.
+
+        Args:
+            cut: references that do not count.
+            containers: objects whose references do not count.
+        """
         state = self._state
-        return self._from_program(self._own | (state.optimizers - state.new_optimizers) | cut)
+        return self._from_program(self._own | (state.optimizers - state.new_optimizers) | cut, containers)
 
     @cached_property
     def legitimate(self) -> set[int]:
@@ -619,20 +625,25 @@ class HolderSearch:
         """Yield the state of optimizers that an older container got as one more entry.
 
         The state of a living parameter is no leak, but each more optimizer of the same parameter is. A name for the
-        latest optimizer may be nearer than the container.
+        latest optimizer may be nearer than the container, and so may a bounded container.
         """
         left, latest = dict(storages), set[tuple[int, int]]()
         for _ in range(_MOST_OTHERS):
-            tree, before = reached.through_new_optimizers(latest), len(latest)
+            before = len(latest), len(self._excusing)
+            tree = reached.through_new_optimizers(latest, frozenset(self._excusing))
             for position in [each for each in left if tree.reaches(each)]:
                 chain = tree.path(position)
+                if not latest.isdisjoint(
+                    pairwise(chain)
+                ):  # of thousands of storages, one explanation is enough
+                    continue
                 survivor = self.explain_retained(snapshot, chain, left[position])
                 if survivor is not None and survivor.is_one_more:
                     del left[position]
                     yield survivor, chain
                 elif survivor is not None:
                     latest |= _reference_of(survivor, chain)
-            if len(latest) == before:
+            if (len(latest), len(self._excusing)) == before:
                 break
 
     def _past_excuses(

@@ -14,6 +14,7 @@ from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.added_at import (
     hook_behind,
+    leads_to,
     lines_that_add,
     lines_that_link,
     lines_that_register,
@@ -305,17 +306,19 @@ def _per_addition(kept: Sequence[Survivor], runs: Collection[int]) -> tuple[int,
         runs: the runs that added to the leak, those that replaced the value of another one included.
     """
     ordered = sorted(runs)
-    every = median_low([after - before for before, after in pairwise(ordered)]) if len(ordered) > 1 else 1
+    every = max(1, round((ordered[-1] - ordered[0]) / max(1, len(ordered) - 1)))
     amounts: Counter[int] = Counter()
     for survivor in kept:
         amounts[survivor.storage.run] += survivor.storage.nbytes
     first, last = min(amounts), max(amounts)
-    total, span = sum(amounts.values()), last - first + every
+    total, span = sum(amounts.values()), last - first + 1
+    if every > 1:  # other runs add nothing, so the size of an addition is that of the tensors of a run
+        return total // len(amounts), round(len(kept) / len(amounts)), every
     usual = median_low(amounts.values())
-    if every == 1 and span >= _FEWEST_OVERLAPPING and abs(total - usual * span) < 2 * usual:
+    if span >= _FEWEST_OVERLAPPING and abs(total - usual * span) < 2 * usual:
         run = next(run for run, nbytes in amounts.items() if nbytes == usual)
         return usual, sum(survivor.storage.run == run for survivor in kept), every
-    return total * every // span, round(len(kept) * every / span), every
+    return total // span, max(1, round(len(kept) / span)), every
 
 
 def _growing(
@@ -483,7 +486,9 @@ def _hook(shown: Survivor) -> str:
     if hook is None or hook.file is None or hook.line is None:
         return ""
     at = next((at for at, edge in enumerate(edges) if edge is cut), 0)
-    return hook_phrase(hook.name, hook.file, hook.line, edges[:at])
+    # the reference to cut may be that to the table of hooks, as of a tensor without other hooks
+    entry = next((at for at in range(at, len(edges)) if leads_to(edges[at], hook)), at)
+    return hook_phrase(hook.name, hook.file, hook.line, edges[:entry])
 
 
 def _cause(shown: Survivor) -> str:

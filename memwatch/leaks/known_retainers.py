@@ -192,25 +192,29 @@ def state_of(snapshot: Snapshot, own: Positions) -> State:
 
 
 def _state_of_new_optimizers(snapshot: Snapshot, optimizers: list[torch.optim.Optimizer]) -> Positions:
-    """Return the references to the state of young optimizers, if an older one of their class has state from before.
+    """Return the references to the state of young optimizers of which an older one has the same parameters.
 
-    A program may put another optimizer in the place of one that has not made a step. So without older state, a new
-    optimizer is not one of many.
+    The older one is of the same class and has state from before. Without that, a new optimizer is not one of many: it
+    may be the first one of another model, or may be in the place of an optimizer that has not made a step.
     """
-    classes: set[int] = set()
-    young: list[tuple[int, int, dict[Any, Any]]] = []
+    tables: list[tuple[bool, int, dict[Any, Any]]] = []
     for optimizer in optimizers:
         state: Any = (instance_dict(optimizer) or {}).get("state")
-        if not is_a(state, dict):
-            continue
-        if snapshot.is_young(optimizer):
-            young.append((id(type(optimizer)), snapshot.position(state), state))
-        elif any(map(snapshot.is_old, snapshot.positions(map(id, dict.values(state))))):
-            classes.add(id(type(optimizer)))
+        if is_a(state, dict):
+            tables.append((snapshot.is_young(optimizer), id(type(optimizer)), state))
+    young = [(cls, state) for is_young, cls, state in tables if is_young]
+    wanted = {(cls, id(parameter)) for cls, state in young for parameter in dict.keys(state)}
+    older = {
+        (cls, id(parameter))
+        for is_young, cls, state in tables
+        if not is_young
+        for parameter, slots in list(dict.items(state))
+        if (cls, id(parameter)) in wanted and any(map(snapshot.is_old, snapshot.positions([id(slots)])))
+    }
     return {
-        (table, place)
-        for cls, table, state in young
-        if cls in classes
+        (snapshot.position(state), place)
+        for cls, state in young
+        if any((cls, id(parameter)) in older for parameter in dict.keys(state))
         for place in snapshot.positions(map(id, dict.values(state)))
     }
 

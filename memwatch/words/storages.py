@@ -18,7 +18,6 @@ _WORKSPACE: Final = "workspace of {op}"
 _IN_MODULE: Final = "{what} in `{module}`"
 _AT: Final = "{what} at {place}"
 _WITHIN: Final = " in "
-_FILE_BEGINS, _FILE_ENDS = " (", ")"
 _ATEN: Final = "aten"
 _GRADIENTS: Final = ("gradient", "unsharded gradient")
 _GRADIENT: Final = "`{parameter}` .grad"
@@ -47,20 +46,33 @@ def short_op(op_name: str) -> str:
 
 def site_name(op_name: str, function: str, file: str) -> str:
     """Return where in the code memory is made, without lines, which move: `aten.mul.Tensor in f (a.py)`."""
-    place = f"{function}{_FILE_BEGINS}{file}{_FILE_ENDS}" if file else ""
+    place = f"{function}{_in_file(file)}" if file else ""
     return _WITHIN.join(part for part in (op_name, place) if part)
 
 
-def file_of_site(site: str) -> str:
-    """Return the name of the file in a `site_name`; "" for other names."""
-    _, begins, file = site.rpartition(_FILE_BEGINS)
-    return file.removesuffix(_FILE_ENDS) if begins and file.endswith(_FILE_ENDS) else ""
+def file_of_line(line: str) -> str:
+    """Return the name that a `site_name` has for the file of a `file:line`."""
+    return os.path.basename(line.rpartition(":")[0])
 
 
-def site_in_file(site: str, file: str) -> str:
-    """Return a `site_name` that has a file's name, with another file's name."""
-    where, begins, _ = site.rpartition(_FILE_BEGINS)
-    return f"{where}{begins}{file}{_FILE_ENDS}"
+def file_of_site(site: str, line: str) -> str:
+    """Return the name of the file in a `site_name`; "" for other names, such as that of a parameter or a thread.
+
+    Args:
+        site: the name. A file, and the name of a thread, may have parentheses too.
+        line: a `file:line` of the site.
+    """
+    file = file_of_line(line)
+    return file if file and site.endswith(_in_file(file)) else ""
+
+
+def site_in_file(site: str, file: str, other: str) -> str:
+    """Return a `site_name` that has one file's name, with another file's name."""
+    return site.removesuffix(_in_file(file)) + _in_file(other)
+
+
+def _in_file(file: str) -> str:
+    return f" ({file})"
 
 
 def short_site(site: str) -> str:
@@ -144,8 +156,8 @@ RENAMED_FILE: Final = (
     "The sites of {old} are compared with the sites of {new}: the same functions call the same ops."
 )
 NO_COMMON_FILE: Final = (
-    "No site in {old} is in {new} too, so only the peaks, parameters, gradients and optimizer states can be compared. "
-    "`memwatch summary` shows each peak alone."
+    "memwatch matched no file of the old capture ({old}) with a file of the new one ({new}), so only the peaks, "
+    "parameters, gradients and optimizer states can be compared. `memwatch summary` shows each peak alone."
 )
 _MOST_FILES: Final = 3
 """Files in one sentence: a guess."""

@@ -45,13 +45,14 @@ def test_wrong_input_is_one_line_with_the_next_step(narrow, tmp_path, capsys, mo
 @pytest.mark.parametrize("verb", ["run", "leaks"])
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_capture_in_place_of_a_program_is_not_run(tmp_path, monkeypatch, capsys, verb, exists):
-    """Also not if the file holds Python: its name is that of a capture."""
+    """Also not if the file holds Python: its name is that of a capture. The message has the way to run it."""
     monkeypatch.chdir(tmp_path)
     if exists:
         (tmp_path / "text.memwatch").write_text("print('ran')\n")
     assert main([verb, "text.memwatch"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
+    assert "rename it if it is a program" in said.err
     assert said.err.endswith("summary text.memwatch\n")
 
 

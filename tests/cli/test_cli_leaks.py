@@ -244,6 +244,14 @@ def test_what_every_second_step_keeps_grows(kept, code, shell_memwatch, tmp_path
     assert ("4 B in 1 tensor with one optimizer step in 2" in " ".join(done.stdout.split())) == bool(code)
 
 
+def test_what_steps_at_unequal_distances_keep_has_the_size_of_a_tensor(shell_memwatch, tmp_path):
+    """Two of six steps keep a loss: no step keeps a part of one."""
+    keeps = "epoch(losses := [], lambda kept, loss: next(count) % 6 > 1 or kept.append(loss), 48)\n"
+    (tmp_path / "program.py").write_text(f"{LOOP}count = iter(range(100))\n{keeps}")
+    done = shell_memwatch("leaks", "program.py")
+    assert "4 B in 1 tensor with one optimizer step in 3" in " ".join(done.stdout.split()), done.stdout
+
+
 SELDOM = """
 count = iter(range(100))
 epoch([], lambda kept, loss: next(count) % 7 or {keep}, 34)

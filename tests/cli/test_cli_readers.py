@@ -18,7 +18,7 @@ import torch
 import memwatch
 from memwatch.cli.main import VERBS, main
 from memwatch.sizes import format_bytes
-from memwatch.words.storages import short_site
+from memwatch.words.storages import file_of_site, short_site, site_name
 
 READERS = [["summary"], ["stats"], ["tree"], ["report"], ["transform", "csv"]]
 
@@ -162,23 +162,43 @@ def recorded(path, file, lines):
 
 
 @pytest.mark.parametrize("form", [[], ["--format", "github"]])
-def test_diff_matches_the_sites_of_a_script_and_its_renamed_copy(tmp_path, capsys, form):
+@pytest.mark.parametrize("copy", ["train_2.py", "train (1).py"])
+def test_diff_matches_the_sites_of_a_script_and_its_renamed_copy(tmp_path, capsys, form, copy):
     """A file with the same name in both captures keeps it, whatever else matches."""
     old = recorded(tmp_path / "old.memwatch", "train.py", ["return torch.ones(1000)"])
-    new = recorded(tmp_path / "new.memwatch", "train_2.py", ["return torch.ones(1000)"])
+    new = recorded(tmp_path / "new.memwatch", copy, ["return torch.ones(1000)"])
     assert main(["diff", *form, old, new]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "The sites of train.py are compared with the sites of train_2.py" in told
+    assert f"The sites of train.py are compared with the sites of {copy}" in told
     assert "No site changed" in told
     assert main(["diff", *form, old, old]) == 0
     assert "are compared with" not in capsys.readouterr().out
 
 
-def test_diff_says_that_no_site_is_common(tmp_path, capsys):
-    old = recorded(tmp_path / "old.memwatch", "one.py", ["return torch.ones(1000)"])
-    new = recorded(tmp_path / "new.memwatch", "other.py", ["return torch.zeros(10) + 1"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["return torch.zeros(10) + 1"],
+        ["a = torch.ones(9)", "b = a.exp(), a.sin(), a.cos()", "return a, b, a + a"],
+    ],
+    ids=["none common", "one of many"],
+)
+def test_diff_matches_no_file_of_another_program(tmp_path, capsys, lines):
+    """Both may call one op in a function of one name."""
+    one = ["a = torch.ones(1000)", "b = a.tan(), a.log(), a * a", "return a, b"]
+    old = recorded(tmp_path / "old.memwatch", "one.py", one)
+    new = recorded(tmp_path / "new.memwatch", "other.py", lines)
     assert main(["diff", old, new]) == 0
-    assert "No site in one.py is in other.py too" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert "matched no file of the old capture (one.py) with a file of the new one (other.py)" in told
+    assert "are compared with" not in told
+
+
+def test_the_name_of_a_thread_is_no_file():
+    """Python names threads after their functions."""
+    site = "made in thread Thread-1 (train)"
+    assert file_of_site(site, "") == file_of_site(site, "loop.py:3") == ""
+    assert file_of_site(site_name("aten.ones", "f", "a (b).py"), "/c/a (b).py:3") == "a (b).py"
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,36 @@ def test_a_name_of_an_entry_that_gets_a_new_value_is_not_named():
     assert "before.append" not in leak.added_at
 
 
+def with_tensor():
+    """Return a hook that has a tensor."""
+    data = made()
+
+    def hook(*_args):
+        assert len(data)
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("register", "owner"),
+    [
+        (lambda: LAYER.weight.register_hook(with_tensor()), "parameter 'weight' of Linear"),
+        (
+            lambda: LAYER.bias.register_post_accumulate_grad_hook(with_tensor()),
+            "parameter 'bias' of Linear",
+        ),
+        (lambda: LAYER.register_forward_hook(with_tensor()), "global `LAYER`"),
+    ],
+    ids=["tensor", "gradient", "module"],
+)
+def test_a_hook_with_a_tensor_is_named_with_the_object_that_has_it(register, owner):
+    """The first hook makes the table of a parameter's hooks, so the reference to cut leads to the table."""
+    [leak] = find_leaks(register)
+    assert f" on {owner}" in leak.hook
+    LAYER.weight._backward_hooks = LAYER.bias._post_accumulate_grad_hooks = None
+    LAYER._forward_hooks.clear()
+
+
 def test_correct_programs_stay_silent():
     nodes, tracker = Nodes(), Tracker()
 

@@ -11,9 +11,11 @@ from torch import nn
 
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
-MODEL = nn.Linear(16, 16)
+MODEL, OTHER_MODEL = nn.Linear(16, 16), nn.Linear(16, 16)
 STATE_BYTES = 2 * (16 * 16 + 16) * 4 + 2 * 4  # exp_avg and exp_avg_sq of two parameters, and their steps
 KEPT = SimpleNamespace(items=[], table={}, latest=None, window=collections.deque(maxlen=2), pair=[None, None])
+
+NEARER_WINDOW = collections.deque(maxlen=3)
 
 
 class Run:
@@ -25,15 +27,15 @@ class Run:
 def _empty():
     torch.set_num_threads(1)
     yield
-    for kept in (KEPT.items, KEPT.table, KEPT.window):
+    for kept in (KEPT.items, KEPT.table, KEPT.window, NEARER_WINDOW):
         kept.clear()
     KEPT.latest, KEPT.pair = None, [None, None]
-    MODEL.zero_grad()
+    MODEL.zero_grad(), OTHER_MODEL.zero_grad()
 
 
-def step(optimizer=None):
-    optimizer = torch.optim.Adam(MODEL.parameters()) if optimizer is None else optimizer
-    MODEL(torch.ones(2, 16)).sum().backward()
+def step(optimizer=None, model=MODEL):
+    optimizer = torch.optim.Adam(model.parameters()) if optimizer is None else optimizer
+    model(torch.ones(2, 16)).sum().backward()
     optimizer.step()
     return optimizer
 
@@ -63,6 +65,11 @@ def appends_it_and_keeps_the_latest():
     KEPT.items.append(KEPT.latest)
 
 
+def appends_it_and_fills_a_window():
+    NEARER_WINDOW.append(step())
+    KEPT.items.append(NEARER_WINDOW[-1])
+
+
 def replaces_the_latest():
     KEPT.latest = step()
 
@@ -90,6 +97,7 @@ LEAKS = [
     appends_a_pair_with_it,
     adds_a_key,
     appends_it_and_keeps_the_latest,
+    appends_it_and_fills_a_window,
 ]
 TWINS = [
     replaces_the_latest,
@@ -147,3 +155,31 @@ def test_the_state_of_an_older_optimizer_is_no_leak_of_the_list_that_has_it():
     """It may make its first step long after it was made."""
     KEPT.items[:] = [step(), torch.optim.Adam(MODEL.parameters())]
     assert [str(leak) for leak in leaks_of_one_pass(lambda: step(KEPT.items[1]))] == []
+
+
+def test_the_first_optimizer_of_another_model_is_no_leak_beside_an_older_one():
+    """A program may make the optimizer of each of its models when it first trains the model."""
+
+    def trains(name, model):
+        if name not in KEPT.table:
+            KEPT.table[name] = torch.optim.Adam(model.parameters())
+            KEPT.items.append(KEPT.table[name])
+        step(KEPT.table[name], model)
+
+    trains("generator", MODEL)
+    for _ in range(2):
+        assert [str(leak) for leak in leaks_of_one_pass(lambda: trains("discriminator", OTHER_MODEL))] == []
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_optimizer_that_replaces_another_before_its_first_step_is_no_leak_beside_that_of_another_model(
+    place,
+):
+    KEPT.items[:] = [step()]
+    KEPT.items.insert(place, torch.optim.Adam(OTHER_MODEL.parameters()))
+
+    def replaces():
+        KEPT.items[place] = torch.optim.Adam(OTHER_MODEL.parameters(), lr=0.01)
+        step(KEPT.items[place], OTHER_MODEL)
+
+    assert [str(leak) for leak in leaks_of_one_pass(replaces)] == []
