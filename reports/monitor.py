@@ -1,4 +1,4 @@
-"""Run the zoo of growing programs and measure what the monitor costs: `python reports/monitor.py [cost|zoo]`.
+"""Run the zoo of growing programs and measure the monitor: `python reports/monitor.py [cost|zoo|history]`.
 
 It writes `reports/monitor.md` from what it measured.
 """
@@ -17,6 +17,8 @@ sys.path.insert(0, str(ROOT / "tests" / "monitor"))
 RESULTS = ROOT / "reports" / "monitor.md"
 
 import growing_programs  # noqa: E402
+
+from memwatch.monitor.history import History, Sample  # noqa: E402
 
 SECONDS = 30
 WORKLOADS = {
@@ -95,6 +97,58 @@ def cost_table() -> list[str]:
     return lines
 
 
+HISTORY = """
+import json, sys, time
+import torch, memwatch
+torch.set_num_threads(1)
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+batch = torch.randn(4, 16)
+watch = memwatch.monitor(sys.argv[1], interval_s={interval_s}, oom=False)
+begin_s, most, rss_bytes = time.monotonic(), 0, []
+for step in range({steps}):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    watch.tick()
+    if step % 1000 == 0:
+        most = max(most, len(watch._history.samples))
+    if step in ({steps} // 10, {steps} - 1):
+        rss_bytes.append(watch._process.memory_info().rss)
+print(json.dumps([time.monotonic() - begin_s, most, rss_bytes[1] - rss_bytes[0], [each.row for each in watch.growth]]))
+"""
+HISTORY_STEPS = 1_000_000
+ADDED_SAMPLES = 1_000_000
+
+
+def history_table() -> list[str]:
+    """Return how the history and its file grew over many steps and over many samples, in rows of a table."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory.jsonl"
+        program = HISTORY.format(steps=HISTORY_STEPS, interval_s=1.0)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+        )
+        seconds, most, grown, rows = json.loads(done.stdout)
+        size = path.stat().st_size
+    kept, most_added = History(), 0
+    for number in range(ADDED_SAMPLES):
+        kept.add(
+            Sample(number, number, 1 << 30, 1 << 30, 1 << 30, 0.99, {"tensors": number}, {}, is_asked=False)
+        )
+        most_added = max(most_added, len(kept.samples))
+    return [
+        "| measured | value |",
+        "| --- | --- |",
+        f"| training steps with the monitor | {HISTORY_STEPS:,} in {seconds:,.0f} s |",
+        f"| most samples in memory | {most} |",
+        f"| file | {size:,} bytes ({size * 3600 / seconds:,.0f} per hour) |",
+        f"| growth of RSS in the last nine tenths of the steps | {grown / (1 << 20):.2f} MiB |",
+        f"| rows accused | {', '.join(rows) or 'none'} |",
+        f"| most samples in memory while {ADDED_SAMPLES:,} samples are added | {most_added} |",
+    ]
+
+
 def zoo_table() -> list[str]:
     """Return what the monitor said of each program and of its twin, in rows of a table."""
     lines = [
@@ -125,8 +179,8 @@ def zoo_table() -> list[str]:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:] or ["cost", "zoo"]
-    parts = {"cost": cost_table, "zoo": zoo_table}
+    wanted = sys.argv[1:] or ["cost", "zoo", "history"]
+    parts = {"cost": cost_table, "zoo": zoo_table, "history": history_table}
     for part in wanted:
         text = "\n".join(parts[part]()) + "\n"
         old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""

@@ -1,28 +1,16 @@
-"""Examine what grows: the types and the holders of objects, the names of mappings, and copies in forked processes.
-
-A fork shares all pages with its parent until one of them writes. Python writes a reference count into each object that
-it reads. So the workers of a DataLoader copy the objects of a list in the dataset, one page after the other, although
-they only read them. An array or a tensor has one reference count for all its data, and its data stay shared.
-"""
+"""Examine what grows: the types and the holders of objects, and the names of mappings."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import itertools
-import os
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from memwatch.host_allocators import PAGE_BYTES
 from memwatch.monitor import malloc_sampler
-from memwatch.monitor.mappings import pages_of
-from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 from memwatch.words.processes import (
     ARROW_BUFFERS,
@@ -35,10 +23,11 @@ from memwatch.words.processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from types import CodeType
 
-    from numpy.typing import NDArray
-
+    from memwatch.heap.search import Tree
+    from memwatch.heap.snapshot import Snapshot
     from memwatch.monitor.objects import PythonMemory
     from memwatch.monitor.rows import Child
 
@@ -121,7 +110,7 @@ def _large_objects(large: list[tuple[int, Any]], least_bytes: float) -> str:
     number_held: Counter[str] = Counter()
     held_bytes: Counter[str] = Counter()
     for holder, nbytes in zip(holders, sizes, strict=True):
-        if holder != _NO_HOLDER:
+        if holder != NO_HOLDER:
             number_held[holder] += 1
             held_bytes[holder] += nbytes
     if not held_bytes or large_bytes * sum(held_bytes.values()) / sum(sizes) < least_bytes:
@@ -165,7 +154,7 @@ def _small_objects(grown: Mapping[str, tuple[int, int]]) -> list[str]:
         of_sample = len(sampled)
         sampled.clear()
         holder, held = holders.most_common(1)[0]
-        if holder != _NO_HOLDER and held / of_sample >= 1 - new / number / 2:
+        if holder != NO_HOLDER and held / of_sample >= 1 - new / number / 2:
             found.append(HELD_OBJECTS.format(held=held, sampled=of_sample, kind=name, holder=holder))
             break
     return found
@@ -187,16 +176,14 @@ def _containers(at_start: PythonMemory, least_bytes: float) -> list[str]:
     containers.clear()
     by_holder: dict[str, tuple[int, int]] = {}
     for holder, (kind, added, nbytes) in zip(holders, sizes, strict=True):
-        if holder == _NO_HOLDER:  # memwatch's own
+        if holder == NO_HOLDER:  # memwatch's own
             continue
         if nbytes >= least_bytes:
             text = NEW_ENTRIES.format(added=added, size=format_bytes(nbytes), kind=kind, holder=holder)
             return [text]
         number, total = by_holder.get(holder, (0, 0))
         by_holder[holder] = number + 1, total + nbytes
-    holder, (number, total) = max(
-        by_holder.items(), key=lambda each: each[1][1], default=(_NO_HOLDER, (0, 0))
-    )
+    holder, (number, total) = max(by_holder.items(), key=lambda each: each[1][1], default=(NO_HOLDER, (0, 0)))
     if total < max(least_bytes, 1):
         return []
     return [GROWN_CONTAINERS.format(count=number, size=format_bytes(total), holder=holder)]
@@ -250,59 +237,76 @@ def children(processes: Sequence[Child]) -> str:
     return ", ".join(f"{each.name} {each.pid} has {format_bytes(each.uss_bytes)}" for each in largest)
 
 
-def copies_in_forks(pids: Iterable[int]) -> list[str]:
-    """Return sentences about the lists whose objects forks of this process have copied.
-
-    Args:
-        pids: the processes that this one started.
-    """
-    found = copied_lists(forks_of(pids))
-    holders = _holders_of([each.container for each in found])
-    return [each.text(holder) for each, holder in zip(found, holders, strict=True)]
-
-
 def _held_by(targets: list[Any], of_which: str) -> str:
     """Return who holds most of some objects, by the shortest paths from the program's roots."""
     number = len(targets)
-    found = [holder for holder in _holders_of(targets) if holder != _NO_HOLDER]
+    found = [holder for holder in _holders_of(targets) if holder != NO_HOLDER]
     targets.clear()
-    holder, count = Counter(found).most_common(1)[0] if found else (_NO_HOLDER, 0)
+    holder, count = Counter(found).most_common(1)[0] if found else (NO_HOLDER, 0)
     return f"{count} {of_which} ({number}) are held by {holder}" if of_which else holder
 
 
-_NOT_SEARCHED: Final = "a holder that was not searched, because the program has not imported torch"
-_NO_HOLDER: Final = "no reference that gc sees"
-_MOST_STEPS: Final = 64
+NOT_SEARCHED: Final = "a holder that was not searched, because the program has not imported torch"
+NO_HOLDER: Final = "no reference that gc sees"
+MOST_STEPS: Final = 64
 """References from a root whose names are looked for: a path along a linked list has thousands, and three are shown.
 A guess."""
+
+
+def can_search() -> bool:
+    """Return whether holders can be searched. The search imports torch, which not every program wants."""
+    return "torch" in sys.modules
 
 
 def _holders_of(targets: list[Any]) -> list[str]:
     """Return the holder of each of some objects, in one search."""
     if not targets:
         return []
-    if "torch" not in sys.modules:  # the search imports it, and the program may not want it
-        return [_NOT_SEARCHED] * len(targets)
+    if not can_search():
+        return [NOT_SEARCHED] * len(targets)
     from memwatch.heap.paths import steps_of
-    from memwatch.heap.search import search
     from memwatch.heap.snapshot import Snapshot
 
     holders: list[str] = []
     with Snapshot(targets, deep=True) as snapshot:
-        tree = search(snapshot, snapshot.root_groups(runner=True), closed=snapshot.barriers())
+        tree = paths_from_roots(snapshot)
         for target in targets:
             position = snapshot.position(target)
             if tree.reaches(position):
                 steps = [
-                    step for step in steps_of(snapshot, tree.path(position)[:_MOST_STEPS]) if not step.hidden
+                    step for step in steps_of(snapshot, tree.path(position)[:MOST_STEPS]) if not step.hidden
                 ]
-                holders.append(_words_of(steps))
+                holders.append(words_of(steps))
             else:
-                holders.append(_NO_HOLDER)
+                holders.append(NO_HOLDER)
     return holders
 
 
-def _words_of(steps: list[Any]) -> str:
+def paths_from_roots(snapshot: Snapshot) -> Tree:
+    """Search from the roots of the program, and then from its suspended generators and coroutines.
+
+    A `for` loop holds its generator where gc does not look: on the stack of the running call. So nothing seems to refer
+    to the generator, nor to what its variables hold.
+    """
+    from memwatch.heap.frames import is_own_code
+    from memwatch.heap.search import search
+
+    suspended = [
+        snapshot.position(call)
+        for call in snapshot.of_types(lambda cls: any(cls is each for each in _SUSPENDED))
+        if not is_own_code(_SUSPENDED[type(call)](call))
+    ]
+    return search(snapshot, [*snapshot.root_groups(runner=True), suspended], closed=snapshot.barriers())
+
+
+_SUSPENDED: Final[dict[type, Callable[[Any], CodeType]]] = {
+    GeneratorType: lambda call: call.gi_code,
+    CoroutineType: lambda call: call.cr_code,
+    AsyncGeneratorType: lambda call: call.ag_code,
+}
+
+
+def words_of(steps: list[Any]) -> str:
     """Return the path to an object without what differs from object to object.
 
     These are the places in containers, and the numbers of threads.
@@ -324,134 +328,3 @@ def _words_of(steps: list[Any]) -> str:
 
 _NUMBER: Final = re.compile(r"(?<=[-_])\d+")
 """The number in the name of a thread, such as `Thread-7 (work)` or `ThreadPoolExecutor-0_3`."""
-_LEAST_ENTRIES: Final = 10_000  # a guess: objects of up to 512 bytes of a shorter list have less than 5 MiB
-_RUNS: Final = 64
-_ENTRIES_PER_RUN: Final = 4096
-"""Of a longer list memwatch looks at 64 stretches of 4,096 entries: 260,000 in about 10 ms."""
-LEAST_COPIED_BYTES: Final = 16 << 20
-"""Copies of fewer bytes in all processes together are not worth a change of the program. A guess."""
-_MOST_LISTS: Final = 8  # a guess
-_FEWEST_FORKS: Final = 2
-"""With one fork, memwatch cannot tell who copied a page: the fork, or this process, whose objects memwatch itself has
-read. With two forks, a page that this process copied is still shared by the forks."""
-_POINTER_BYTES: Final = 8
-_ITEMS_OF_LIST: Final = 24  # where CPython keeps the address of a list's items, and the items of a tuple
-_HAS_KNOWN_LAYOUT: Final = (list.__basicsize__, tuple.__basicsize__) == (40, 24)
-
-
-@dataclass(frozen=True)
-class CopiedList:
-    """A list or a tuple whose objects forked processes have copied.
-
-    Attributes:
-        container: the list.
-        object_bytes: the pages that have its objects, once.
-        copied_bytes: the pages of these that forks have of their own, in all forks together.
-        forks: how many forks have some.
-    """
-
-    container: Any
-    object_bytes: int
-    copied_bytes: int
-    forks: int
-
-    def text(self, holder: str) -> str:
-        """Return what happens and what to do, in sentences.
-
-        Args:
-            holder: the variable that holds the list.
-        """
-        name = type(self.container).__name__
-        return (
-            f"{self.forks} forked processes have {format_bytes(self.copied_bytes)} of copies of the objects in the "
-            f"`{name}` held by {holder} ({len(self.container):,} entries in {format_bytes(self.object_bytes)}). "
-            "Python writes a reference count into each object that it reads, and the write copies the page. "
-            "Keep the entries in one numpy array or tensor (texts: the encoded bytes and their offsets): forks share it"
-        )
-
-
-def forks_of(pids: Iterable[int]) -> list[int]:
-    """Return the processes that are forks of this one and have started no other program since."""
-    mine = _start_of_program(os.getpid())
-    return [pid for pid in pids if mine is not None and _start_of_program(pid) == mine]
-
-
-def _start_of_program(pid: int) -> list[bytes] | None:
-    """Return the random addresses of a process's code and stack, which its forks have too; None if unknown."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError as error:
-        pass_on(error)
-        return None
-    found = fields[_START_OF_CODE : _START_OF_CODE + 3]
-    # the kernel writes 0 or 1 if this process may not know them
-    return found if all(int(address) > PAGE_BYTES for address in found) else None
-
-
-_START_OF_CODE: Final = 23
-"""The place of `startcode` after the name of the program; `endcode` and `startstack` follow (proc_pid_stat(5))."""
-
-
-def copied_lists(forks: list[int]) -> list[CopiedList]:
-    """Return the lists whose objects forks of this process have copied, most bytes first.
-
-    Args:
-        forks: the forks, as :func:`forks_of` returns them.
-    """
-    if len(forks) < _FEWEST_FORKS or not _HAS_KNOWN_LAYOUT:
-        return []
-    # compared by identity, because `in` would ask the `__eq__` of a metaclass
-    lists = (obj for obj in gc.get_objects() if type(obj) is list or type(obj) is tuple)
-    longest = sorted((each for each in lists if len(each) >= _LEAST_ENTRIES), key=len, reverse=True)
-    found = []
-    for container in longest[:_MOST_LISTS]:
-        pages, scale = _pages_of_entries(container)
-        copied = [int(_exclusive(pid, pages).sum()) for pid in forks]
-        nbytes = int(sum(copied) * PAGE_BYTES * scale)
-        if nbytes >= LEAST_COPIED_BYTES:
-            forks_with_copies = sum(count > 0 for count in copied)
-            found.append(
-                CopiedList(container, int(len(pages) * PAGE_BYTES * scale), nbytes, forks_with_copies)
-            )
-    return sorted(found, key=lambda each: -each.copied_bytes)
-
-
-def _pages_of_entries(container: Any) -> tuple[NDArray[np.int64], float]:
-    """Return the pages where sampled entries of a list lie, and the factor from the sample to the whole list.
-
-    The entries are not touched: a reference to an entry would write to its page.
-    """
-    items = id(container) + _ITEMS_OF_LIST
-    if type(container) is list:
-        items = int(ctypes.c_ssize_t.from_address(items).value)
-    number, length, starts = len(container), len(container), [0]
-    if number > _RUNS * _ENTRIES_PER_RUN:
-        length = _ENTRIES_PER_RUN
-        starts = np.linspace(0, number - length, _RUNS).astype(int).tolist()
-    addresses = [
-        np.frombuffer(
-            ctypes.string_at(items + start * _POINTER_BYTES, length * _POINTER_BYTES), dtype=np.int64
-        )
-        for start in starts
-    ]
-    return np.unique(np.concatenate(addresses) // PAGE_BYTES), number / (length * len(starts))
-
-
-_WIDEST_GAP: Final = 4096
-"""Pages between two pages of a list that are read with them: 16 MiB of addresses, 32 KiB of pagemap. A guess."""
-
-
-def _exclusive(pid: int, pages: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which of these pages a process has of its own; none if they cannot be read."""
-    exclusive = np.zeros(len(pages), dtype=bool)
-    begins = np.flatnonzero(np.diff(pages, prepend=-_WIDEST_GAP - 1) > _WIDEST_GAP).tolist()
-    try:
-        for begin, end in itertools.pairwise([*begins, len(pages)]):
-            first = int(pages[begin])
-            _, own = pages_of(pid, first, int(pages[end - 1]) - first + 1)
-            exclusive[begin:end] = own[pages[begin:end] - first]
-    except OSError as error:  # it has ended
-        pass_on(error)
-        return np.zeros(len(pages), dtype=bool)
-    return exclusive

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from memwatch.monitor.examine import copies_in_forks
+from memwatch.monitor.copies import copies_in_forks
 from memwatch.monitor.mappings import ProcessError
 from memwatch.monitor.rows import Row, rows_of
 from memwatch.signal_handlers import pass_on
@@ -46,7 +46,7 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
         the RSS of the process, and `private_nbytes` to its USS. Each process that it started has one more column, such
         as `python 4242`: its private bytes by row, from `/proc` alone. `attrs` has `pid`, `rss_bytes`, `pss_bytes`,
         `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children`, `notes` and `findings`
-        (sentences about lists whose objects forked processes have copied).
+        (sentences about Python objects that forked processes have copied).
 
     Raises:
         ProcessError: the process does not exist or belongs to another user, or the system has no `/proc/PID/smaps`.
@@ -88,7 +88,7 @@ def _private_bytes(pid: int) -> dict[str, int]:
 
 
 def _findings_about_copies() -> list[str]:
-    """Return sentences about the lists of this process whose objects its forks have copied."""
+    """Return sentences about the objects of this process that its forks have copied."""
     try:
         pids = [process.pid for process in psutil.Process().children(recursive=True)]
     except psutil.Error as error:

@@ -26,7 +26,7 @@ from memwatch.monitor.budget import (
     SEARCHES_RATIO,
     Budget,
 )
-from memwatch.monitor.examine import LEAST_COPIED_BYTES
+from memwatch.monitor.copies import LEAST_COPIED_BYTES
 from memwatch.monitor.history import (
     FEWEST_IN_ALL,
     LEAST_BYTES,
@@ -175,7 +175,7 @@ class Monitor:
 
     @property
     def findings(self) -> list[str]:
-        """Sentences about lists whose objects forked processes, such as workers of a DataLoader, have copied."""
+        """Sentences about Python objects that forked processes, such as workers of a DataLoader, have copied."""
         return list(self._findings)
 
     @property
@@ -522,15 +522,19 @@ class Monitor:
             self._examined[growth.row] = growth.nbytes, self._examine(growth.row)
 
     def _examine_children(self) -> None:
-        """Search for lists that forks copy, each time that the processes have grown by enough for a finding."""
-        from memwatch.monitor.examine import copies_in_forks
+        """Search for objects that forks copy, when the processes have grown by enough for a finding.
+
+        The next search waits until they have grown by as much again.
+        """
+        from memwatch.monitor.copies import copies_in_forks
 
         uss_at_first = self._children_uss_at_first
         latest = self._latest
         if latest is None or not uss_at_first:
             return
         uss_bytes = sum(child.uss_bytes for child in latest.children)
-        if uss_bytes - self._children_uss_at_search < LEAST_COPIED_BYTES:
+        grown_bytes = self._children_uss_at_search - sum(uss_at_first.values())
+        if uss_bytes - self._children_uss_at_search < max(grown_bytes, LEAST_COPIED_BYTES):
             self._children_uss_at_search = min(self._children_uss_at_search, uss_bytes)
             return
         found = self._main_thread.call(lambda: copies_in_forks(uss_at_first), _WAIT_SEARCH_S)

@@ -238,6 +238,12 @@ NEW_ENTRIES: Final = "{added:,} new entries (about {size}) in the `{kind}` held 
 GROWN_CONTAINERS: Final = (
     "{count} of the containers that grew most (about {size} together) are held by {holder}"
 )
+COPIES: Final = (
+    "{forks} {copied} of copies of the objects in the `{kind}` held by {holder} "
+    "({entries}{size}). Python writes a reference count into each object that it reads, and the write copies the page. "
+    "Keep the entries in one numpy array or tensor (texts: the encoded bytes and their offsets): forks share it"
+)
+ENTRIES_IN: Final = "{count:,} entries in "
 HOW_AT_MONITOR: Final = "the rest of the row native from when the monitor began"
 HOW_AT_IMPORT: Final = (
     "mallinfo2 before and after the import of torch, or at the import of memwatch, "

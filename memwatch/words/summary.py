@@ -56,7 +56,7 @@ NOTHING_WRITTEN: Final = (
 )
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
-LINES: Final = "Lines that the memory at the peak comes from, with the backward of their ops"
+LINES: Final = "Lines that made the memory at the peak (a backward counts for its forward line)"
 HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
 FINDINGS: Final = "Findings: memory that is alive without need. The peak may fall by less than these bytes"
 SMALL_GROWTH: Final = (

@@ -1,4 +1,4 @@
-"""Workers of a DataLoader: their memory beside that of the program, and lists whose objects they copy."""
+"""Workers of a DataLoader: their memory beside that of the program, and the objects that they copy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ class Data(torch.utils.data.Dataset):
         for name in self.names:
             items = getattr(self, name)
             part = max(len(items) // 60, 1)
-            items[number * part : (number + 1) * part]
+            if isinstance(items, dict):
+                [list(items[key].values()) for key in range(number * part, (number + 1) * part)]
+            elif name == "nested":
+                [list(each) for each in items[number * part : (number + 1) * part]]
+            elif name == "objects":
+                items[number * part : (number + 1) * part].tolist()
+            else:
+                items[number * part : (number + 1) * part]
         return number
 
 def read_by_workers(dataset):
@@ -44,31 +51,58 @@ def read_by_workers(dataset):
         attrs = memory.attrs
         wanted = [attrs["rss_bytes"], attrs["uss_bytes"]]
         return [attrs["findings"], watch.findings, watch.report(), workers, sums, wanted]
-
+"""
+LISTS = """
 copied = Data(
     texts=[f"text number {number}" for number in range(400_000)],
     pairs=tuple([number % 7] for number in range(200_000)),
 )
-found = [read_by_workers(copied)]
-del copied
+print(json.dumps([read_by_workers(copied)]))
+"""
+SHARED = """
 shared = Data(
+    buffer=b"x" * 40_000_000,
     unread=[{"label": number % 7} for number in range(100_000)],
     array=np.arange(4_000_000),
     tensor=torch.arange(4_000_000),
     arrays=[np.ones(100_000) for _ in range(30)],
 )
-found.append(read_by_workers(shared))
-print(json.dumps(found))
+print(json.dumps([read_by_workers(shared)]))
 """
+OTHER_STRUCTURES = """
+objects = np.empty(400_000, dtype=object)
+objects[:] = [f"object number {number}" for number in range(400_000)]
+nested = Data(
+    records={number: {"label": 1000 + number, "path": f"{number}.jpg"} for number in range(80_000)},
+    nested=[[f"text {number} {each}" for each in range(400)] for number in range(1000)],
+    objects=objects,
+)
+del objects
+print(json.dumps([read_by_workers(nested)]))
+"""
+
+
+def _read(server, tmp_path_factory, program):
+    folder, outputs = (tmp_path_factory.mktemp(name) for name in ("program", "outputs"))
+    done = run_forked(server, PROGRAM + program, folder=folder, outputs=outputs, unfrozen=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def datasets(_leaks_fork_server, tmp_path_factory):
     """Read the process when two workers have read a dataset, and its twin without objects to copy."""
-    folder, outputs = (tmp_path_factory.mktemp(name) for name in ("program", "outputs"))
-    done = run_forked(_leaks_fork_server, PROGRAM, folder=folder, outputs=outputs)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return [
+        reading
+        for program in (LISTS, SHARED)
+        for reading in _read(_leaks_fork_server, tmp_path_factory, program)
+    ]
+
+
+@pytest.fixture(scope="module")
+def structures(_leaks_fork_server, tmp_path_factory):
+    """Read the process when two workers have read a dataset of a dictionary, nested lists and an array of objects."""
+    return _read(_leaks_fork_server, tmp_path_factory, OTHER_STRUCTURES)
 
 
 @pytest.mark.parametrize("name", ["texts", "pairs"])
@@ -81,8 +115,18 @@ def test_objects_that_workers_copy_are_found_with_their_holder(datasets, name):
         assert "numpy array or tensor" in finding
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("records", "dict"), ("nested", "list"), ("objects", "numpy.ndarray")]
+)
+def test_copies_are_found_however_the_dataset_keeps_the_objects(structures, name, kind):
+    for findings in structures[0][:2]:
+        (finding,) = [each for each in findings if f"attribute .{name} of Data" in each]
+        assert finding.startswith("2 forked processes have")
+        assert f"in the `{kind}` held by" in finding
+
+
 def test_data_that_workers_share_are_not_accused(datasets):
-    """The twin has a list that no worker reads, a large array, a tensor, and a list of few arrays."""
+    """The twin has a list that no worker reads, a large array, a tensor, bytes, and a list of few arrays."""
     by_process_memory, by_monitor, report, *_ = datasets[1]
     assert by_process_memory == by_monitor == []
     assert "finding" not in report

@@ -548,6 +548,30 @@ for _ in range(8):
         " that were looked at are held by global `trees` of module __main__",
         "trees = [Node(10) for _ in range(8)]",
     ),
+    "variables of tasks that wait": (
+        "in the `list` held by global `tasks`",
+        """
+import asyncio
+tasks, loop = [], asyncio.new_event_loop()
+async def serve(body):
+    await asyncio.sleep(1e6)
+async def start():
+    tasks.extend(asyncio.ensure_future(serve(bytes(8000))) for _ in range(500))
+    await asyncio.sleep(0)
+loop.run_until_complete(start())
+""",
+    ),
+    # only the stack of the loop refers to the generator
+    "a variable of a generator in a loop": (
+        "held by local `cache` of suspended generator produce",
+        """
+def produce():
+    cache = [bytes(8000) for _ in range(500)]
+    yield
+for _ in produce():
+    print(python_objects(at_start))
+""",
+    ),
     "fewer and larger bytes": (
         " objects fewer)",
         "del small_ones; large = [bytes(bytearray(1 << 20)) for _ in range(8)]",

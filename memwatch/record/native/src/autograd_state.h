@@ -86,7 +86,7 @@ py::object python_node(const Node& node) {
           .release()
           .ptr();
   const NoTorchFunction quiet;
-  return owned(PyObject_CallOneArg(getter, owned(THPVariable_Wrap(stand_in)).ptr()));
+  return owned(PyObject_CallOneArg(getter, python_tensor(stand_in).ptr()));
 }
 
 /// `(grad_fn, requires_grad, is_leaf, retains_grad)` of a tensor: an `AutogradState` of memwatch/_torch.

@@ -192,7 +192,7 @@ py::object content_of(const py::object& packed) {
   const auto& pack = *kept_by<std::unique_ptr<Pack>>(packed.ptr());
   const py::object unpack = pack.unpack_by_program ? pack.unpack_by_program : py::none();
   if (pack.packed.defined()) {
-    return py::make_tuple(owned(THPVariable_Wrap(pack.packed)), unpack);
+    return py::make_tuple(python_tensor(pack.packed), unpack);
   }
   return py::make_tuple(pack.packed_by_program ? pack.packed_by_program : py::none(), unpack);
 }

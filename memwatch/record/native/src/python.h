@@ -1,9 +1,11 @@
 // Helpers for Python objects: interned names, integers, and the interpreter's lock.
 #pragma once
 
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 
 #include "compat.h"
@@ -30,6 +32,24 @@ inline py::object owned(PyObject* object) {
     throw py::error_already_set();
   }
   return py::reinterpret_steal<py::object>(object);
+}
+
+/// Return the Python object of a tensor, also if Python has just run out of memory.
+///
+/// Autograd calls the hooks of saved tensors with Python objects. Without hooks it would not need them, so a failing
+/// allocation of one must not reach the program. A block of memory is kept back for that case.
+inline py::object python_tensor(const at::Tensor& tensor) {
+  constexpr size_t kReserveBytes = 4096;  // a tensor's object takes less than 200
+  static void* reserve = std::malloc(kReserveBytes);
+  try {
+    return owned(THPVariable_Wrap(tensor));
+  } catch (const c10::OutOfMemoryError&) {
+    PyErr_Clear();
+    std::free(std::exchange(reserve, nullptr));
+    py::object made = owned(THPVariable_Wrap(tensor));
+    reserve = std::malloc(kReserveBytes);
+    return made;
+  }
 }
 
 inline int64_t integer(PyObject* number) {

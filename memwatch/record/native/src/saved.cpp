@@ -85,7 +85,7 @@ py::object SavedTensors::pack_without_record(const py::object& object) {
   }
   Pack pack(log_);
   hold_or_alias(pack, THPVariable_Unpack(object.ptr()));
-  return owned(THPVariable_Wrap(pack.packed));
+  return python_tensor(pack.packed);
 }
 
 py::object SavedTensors::unpack_without_record(const py::object& packed) const {
@@ -225,7 +225,7 @@ py::object SavedTensors::unpack(Pack& pack) {
       count_loss();
     }
   }
-  return owned(THPVariable_Wrap(given));
+  return python_tensor(given);
 }
 
 void SavedTensors::raise_inplace_error(Pack& pack) const {
@@ -248,7 +248,7 @@ bool SavedTensors::hook(Pack& pack, const std::string& modifying, const py::obje
   // an output was detached when it was packed, and torch detaches it once
   const at::Tensor given = pack.holds == Pack::kAliasOfOutput ? pack.packed : pack.packed.detach();
   const auto version = given._version();
-  pack.packed_by_program = pack_hook(owned(THPVariable_Wrap(given)));
+  pack.packed_by_program = pack_hook(python_tensor(given));
   pack.unpack_by_program = std::move(unpack_hook);
   pack.packed.reset();
   pack.holds = Pack::kNothing;

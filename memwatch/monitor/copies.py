@@ -1,0 +1,355 @@
+"""Find the Python objects that forked processes, such as workers of a DataLoader, have copied.
+
+A fork shares all pages with its parent until one of them writes. Python writes a reference count into each object that
+it reads. So the workers of a DataLoader copy the objects of the dataset, one page after the other, although they only
+read them. An array or a tensor has one reference count for all its data, and its data stay shared.
+
+The kernel shows which pages a fork has of its own. memwatch draws some of these pages, finds the objects of this
+process that lie there, and searches for their holders. So it makes no difference how the dataset keeps the objects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from memwatch.containers import ALL
+from memwatch.host_allocators import PAGE_BYTES
+from memwatch.monitor.examine import MOST_STEPS, NOT_SEARCHED, can_search, paths_from_roots, words_of
+from memwatch.monitor.mappings import ProcessError, Use, pages_of, read_mappings, union_of
+from memwatch.monitor.objects import class_name, objects_on_pages
+from memwatch.signal_handlers import pass_on
+from memwatch.sizes import format_bytes
+from memwatch.words.processes import COPIES, ENTRIES_IN, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from memwatch.heap.search import Tree
+    from memwatch.monitor.mappings import Mapping
+
+LEAST_COPIED_BYTES: Final = 16 << 20
+"""Copies of fewer bytes in all processes together are not worth a change of the program. A guess."""
+_LEAST_OBJECT_BYTES: Final = 4 << 20
+"""A structure with fewer bytes of objects is not named. Forks also copy objects of libraries when they collect garbage:
+1.2 MiB is the largest structure (a table of torch's) of a program that imports torch, pandas and sympy."""
+_FEWEST_FORKS: Final = 2
+"""With one fork, memwatch cannot tell who copied a page: the fork, or this process, whose objects memwatch itself has
+read. With two forks, a page that this process copied is still shared by the forks."""
+_SAMPLED_PAGES: Final = 1024
+"""The standard deviation of a structure with half of the copies is 1.6 % of all copies."""
+_FEWEST_SAMPLES: Final = 8  # of a structure that is named; a guess
+_TYPE_IN_OBJECT: Final = object.__basicsize__ - 8
+"""Where CPython keeps the type of an object."""
+_COMPARED_BYTES: Final = 16
+"""The type, and the first field behind it: the length of a text or a list, the value of a float."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Objects of one structure that forked processes have copied.
+
+    Attributes:
+        kind: the class of the structure, such as `list`.
+        holder: the variable that holds it.
+        entries: the length of a container; None for other objects, and for several containers.
+        object_bytes: the pages of this process that some fork has copied.
+        copied_bytes: the pages of all forks together.
+        forks: how many forks have copies.
+    """
+
+    kind: str
+    holder: str
+    entries: int | None
+    object_bytes: int
+    copied_bytes: int
+    forks: int
+
+    @property
+    def text(self) -> str:
+        """What happens and what to do, in sentences."""
+        return COPIES.format(
+            forks=f"{counted(self.forks, 'forked process')} {'has' if self.forks == 1 else 'have'}",
+            copied=format_bytes(self.copied_bytes),
+            kind=self.kind,
+            holder=self.holder,
+            entries="" if self.entries is None else ENTRIES_IN.format(count=self.entries),
+            size=format_bytes(self.object_bytes),
+        )
+
+
+def copies_in_forks(pids: Iterable[int]) -> list[str]:
+    """Return sentences about the objects that forks of this process have copied.
+
+    Args:
+        pids: the processes that this one started.
+    """
+    return [each.text for each in copied_structures(forks_of(pids))]
+
+
+def forks_of(pids: Iterable[int]) -> list[int]:
+    """Return the processes that are forks of this one and have started no other program since."""
+    mine = _start_of_program(os.getpid())
+    return [pid for pid in pids if mine is not None and _start_of_program(pid) == mine]
+
+
+def _start_of_program(pid: int) -> list[bytes] | None:
+    """Return the random addresses of a process's code and stack, which its forks have too; None if unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError as error:
+        pass_on(error)
+        return None
+    found = fields[_START_OF_CODE : _START_OF_CODE + 3]
+    # the kernel writes 0 or 1 if this process may not know them
+    return found if all(int(address) > PAGE_BYTES for address in found) else None
+
+
+_START_OF_CODE: Final = 23
+"""The place of `startcode` after the name of the program; `endcode` and `startstack` follow (proc_pid_stat(5))."""
+
+
+def copied_structures(forks: Sequence[int]) -> list[Copies]:
+    """Return the structures whose objects forks of this process have copied, most bytes first.
+
+    Args:
+        forks: the forks, as :func:`forks_of` returns them.
+    """
+    if len(forks) < _FEWEST_FORKS:
+        return []
+    pages_by_fork = _copied_pages(forks)
+    pages = np.concatenate(pages_by_fork)
+    if len(pages) * PAGE_BYTES < LEAST_COPIED_BYTES:
+        return []
+    # a generator of our own: the program's random numbers stay the same
+    random = np.random.default_rng(0)
+    drawn = random.choice(len(pages), min(len(pages), _SAMPLED_PAGES), replace=False)
+    pages_per_sample = len(pages) / len(drawn)
+    sample = _Sample(pages[drawn], pages_by_fork, pages_per_sample)
+    sample.find_objects(forks, random)
+    fewest = max(_FEWEST_SAMPLES, math.ceil(LEAST_COPIED_BYTES / (pages_per_sample * PAGE_BYTES)))
+    if len(sample.objects) < fewest:
+        return []
+    found = [
+        sample.copies(places, kind, holder, lengths[0] if len(lengths) == 1 else None)
+        for (kind, holder), (places, lengths) in sample.structures(fewest).items()
+    ]
+    large = (each for each in found if each.object_bytes >= _LEAST_OBJECT_BYTES)
+    return sorted(
+        (each for each in large if each.copied_bytes >= LEAST_COPIED_BYTES),
+        key=lambda each: -each.copied_bytes,
+    )
+
+
+def _copied_pages(forks: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Return the pages that each fork has of its own where this process has memory of malloc and of Python.
+
+    In this process the pages may be swapped out, so only its mappings are compared.
+    """
+    mine = union_of((each.start, each.end) for each in _data_of(os.getpid())) // PAGE_BYTES
+    found = []
+    for fork in forks:
+        pages = [np.empty(0, dtype=np.int64)]
+        try:
+            for mapping in _data_of(fork):
+                if mapping.private:
+                    first, count = mapping.start // PAGE_BYTES, (mapping.end - mapping.start) // PAGE_BYTES
+                    pages.append(first + np.flatnonzero(pages_of(fork, first, count)[1]))
+        except (OSError, ProcessError) as error:  # it has ended
+            pass_on(error)
+        own = np.concatenate(pages)
+        at = np.searchsorted(mine[:, 0], own, side="right") - 1
+        found.append(own[(at >= 0) & (own < mine[:, 1][at])])
+    return found
+
+
+def _data_of(pid: int) -> list[Mapping]:
+    """Return the mappings of a process that may have objects. The kernel joins arenas with stacks of threads."""
+    return [each for each in read_mappings(pid) if each.is_plain or each.use is Use.ARENA]
+
+
+class _Sample:
+    """Pages that were drawn from those that forks have copied, and one object on each of them.
+
+    Args:
+        pages: the pages, a page as often as it was drawn.
+        pages_by_fork: all copied pages of each fork.
+        pages_per_sample: how many copied pages one of the sample stands for.
+    """
+
+    def __init__(
+        self, pages: NDArray[np.int64], pages_by_fork: list[NDArray[np.int64]], pages_per_sample: float
+    ) -> None:
+        self._pages = pages
+        self._has_page = np.stack([np.isin(pages, each) for each in pages_by_fork], axis=1)
+        self._pages_per_sample = pages_per_sample
+        self.objects: list[Any] = []
+        self._of_object: list[int] = []
+
+    def find_objects(self, forks: Sequence[int], random: np.random.Generator) -> None:
+        """Choose an object on each page, if there is one that a fork has too."""
+        candidates = objects_on_pages(np.unique(self._pages))
+        ids = np.fromiter(map(id, candidates), dtype=np.int64, count=len(candidates))
+        order = np.argsort(ids)
+        numbers = ids[order] // PAGE_BYTES
+        first, last = (np.searchsorted(numbers, self._pages, side=side) for side in ("left", "right"))
+        for place in np.flatnonzero(last > first).tolist():
+            at = int(order[random.integers(first[place], last[place])])
+            fork = forks[int(self._has_page[place].argmax())]
+            if _has_object(fork, int(ids[at])):
+                self.objects.append(candidates[at])
+                self._of_object.append(place)
+        candidates.clear()
+
+    def structures(self, fewest: int) -> dict[tuple[str, str], tuple[list[int], list[int | None]]]:
+        """Return, by class and holder of a structure, the places of its pages and its lengths.
+
+        The structure of an object is the last one on the path from the program's roots that has many of the objects.
+
+        Args:
+            fewest: how many objects a structure must have.
+        """
+        if not can_search():
+            (kind, _), *_ = Counter(class_name(type(obj)) for obj in self.objects).most_common(1)
+            return {(kind, NOT_SEARCHED): (self._of_object, [None])}
+        from memwatch.heap.paths import steps_of
+        from memwatch.heap.snapshot import Snapshot
+
+        found: dict[tuple[str, str], tuple[list[int], list[int | None]]] = {}
+        with Snapshot(self.objects, deep=True) as snapshot:
+            tree = paths_from_roots(snapshot)
+            paths = _Paths(tree, [snapshot.position(obj) for obj in self.objects])
+            words: dict[tuple[int, ...], str] = {}
+            for node, numbers in paths.by_structure(fewest).items():
+                obj, owner = snapshot.objects[node], snapshot.objects[tree.above[node]]
+                if not _is_data(obj, owner):
+                    continue
+                begin = paths.begins[node]
+                if begin not in words:
+                    words[begin] = words_of([step for step in steps_of(snapshot, begin) if not step.hidden])
+                places, lengths = found.setdefault((class_name(type(obj)), words[begin]), ([], []))
+                places += [self._of_object[number] for number in numbers]
+                lengths.append(_length_of(obj))
+        self.objects.clear()
+        return found
+
+    def copies(self, places: Sequence[int], kind: str, holder: str, entries: int | None) -> Copies:
+        """Return how much of a structure forks have copied.
+
+        Args:
+            places: of its pages in the sample.
+            kind: the class of the structure.
+            holder: the variable that holds it.
+            entries: its length, if it has one.
+        """
+        has_page = self._has_page[list(places)]
+        # a page that several forks have was drawn so many times as often
+        object_pages = (1 / has_page.sum(axis=1)).sum() * self._pages_per_sample
+        return Copies(
+            kind=kind,
+            holder=holder,
+            entries=entries,
+            object_bytes=int(object_pages) * PAGE_BYTES,
+            copied_bytes=int(len(places) * self._pages_per_sample) * PAGE_BYTES,
+            forks=int(has_page.any(axis=0).sum()),
+        )
+
+
+class _Paths:
+    """The shortest paths to some objects. A path along a linked list has as many steps as the list has entries.
+
+    Attributes:
+        begins: for each position on a path, the first positions of its own path.
+
+    Args:
+        tree: the search for the paths.
+        targets: the positions of the objects.
+    """
+
+    def __init__(self, tree: Tree, targets: Sequence[int]) -> None:
+        self._above = tree.above.item
+        self._targets = targets
+        self._number_below: Counter[int] = Counter(at for at in targets if tree.reaches(at))
+        self.begins: dict[int, tuple[int, ...]] = {}
+        pieces = []  # each leads from an object to a position on the path of an earlier one, or to a root
+        for target in self._number_below:
+            piece, at = [], target
+            while at not in self.begins:
+                piece.append(at)
+                self.begins[at] = ()
+                if (above := self._above(at)) == at:
+                    break
+                at = above
+            pieces.append(piece)
+            for position in reversed(piece):
+                begin = self.begins[self._above(position)]
+                self.begins[position] = begin if len(begin) == MOST_STEPS else (*begin, position)
+        for piece in reversed(pieces):
+            for position in piece:
+                if (above := self._above(position)) != position:
+                    self._number_below[above] += self._number_below[position]
+
+    def by_structure(self, fewest: int) -> dict[int, list[int]]:
+        """Return the numbers of the objects by the position of their structure.
+
+        Args:
+            fewest: how many objects a structure must have.
+        """
+        found: dict[int, list[int]] = {}
+        for number, target in enumerate(self._targets):
+            at = target
+            while at in self.begins and self._number_below[at] < fewest and self._above(at) != at:
+                at = self._above(at)
+            if self._number_below[at] >= fewest:
+                found.setdefault(at, []).append(number)
+        return found
+
+
+def _has_object(pid: int, address: int) -> bool:
+    """Return whether a fork has an object of the same type and length at an address; True if that cannot be read.
+
+    Both processes may have made an object there since the fork.
+    """
+    place = address + _TYPE_IN_OBJECT
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
+            return os.pread(file.fileno(), _COMPARED_BYTES, place) == ctypes.string_at(place, _COMPARED_BYTES)
+    except OSError as error:  # it may not be traced, or it has ended
+        pass_on(error)
+        return True
+
+
+_CODE: Final = (CodeType, FrameType, FunctionType, ModuleType, type)
+
+
+def _is_data(obj: Any, owner: Any) -> bool:
+    """Return whether an object is data of the program: no root, no code, and no namespace of a module or a class."""
+    from memwatch.heap.classes import is_a
+    from memwatch.heap.roots import Root
+
+    if type(obj) is Root or any(is_a(obj, each) for each in _CODE):
+        return False
+    return not (type(obj) is dict and (is_a(owner, ModuleType) or is_a(owner, type)))
+
+
+def _length_of(obj: Any) -> int | None:
+    """Return the length of a container or an array of objects, without a call of a method of the program."""
+    from memwatch.heap.classes import is_a
+
+    base = next((each for each in ALL if is_a(obj, each)), None)
+    if base is not None:
+        return int(base.__len__(obj))
+    return int(_SIZE_OF_ARRAY(obj)) if is_a(obj, np.ndarray) else None
+
+
+_SIZE_OF_ARRAY: Final = np.ndarray.__dict__["size"].__get__
