@@ -71,7 +71,8 @@ def breakdown(
         if (live[column] != "").any():
             groups = bytes_by_line(live) if column == "line" else bytes_by(live, column)
             lines += [label, *_rows(groups, live, column)]
-    lines += [text for kind, text in reading.notes if kind == NOTE_KIND]
+    # `reading.notes` would search for ways, while the program waits to end with its error
+    lines += [note.text for note in reading.capture.notes if note.kind == NOTE_KIND]
     lines += _what_would_help(reading)
     lines = [_wrapped(line) for line in lines]  # not the paths, which are copied
     lines += [words.WROTE.format(file=file) for file in files]
