@@ -14,7 +14,7 @@ from memwatch._torch.lookup import require_known_torch
 from memwatch.analysis.facts.facts import Facts
 from memwatch.analysis.observer import observer_effects
 from memwatch.device_names import CPU
-from memwatch.devices import Failure, is_of_host, is_out_of_memory
+from memwatch.devices import NOTE_KIND, Failure, is_of_host, is_out_of_memory
 from memwatch.errors import MemoryLimitError, MemwatchError, add_note
 from memwatch.heap.names import class_name
 from memwatch.reading import Reading
@@ -176,7 +176,9 @@ class Profile(Reading):
                 reading = self._reading_of(error)
                 failure = Failure.of(error)
                 elsewhere = not failure.by_limit and not is_of_host(error) and reading.device == CPU
-                text = breakdown(reading, failure, self._write_page(), elsewhere=elsewhere)
+                # `reading.notes` would search for ways, while the program waits to end with its error
+                notes = [note.text for note in reading.capture.notes if note.kind == NOTE_KIND]
+                text = breakdown(reading, failure, self._write_page(), elsewhere=elsewhere, notes=notes)
         except Exception as own:
             pass_on(own)
             text = words.NOT_TOLD.format(why=_told(own))

@@ -129,7 +129,9 @@ def copied_structures(forks: Sequence[int]) -> list[Copies]:
         return []
     pages_by_fork = _copied_pages(forks)
     pages = np.concatenate(pages_by_fork)
-    if len(pages) * PAGE_BYTES < LEAST_COPIED_BYTES:
+    # each running process has some pages of its own; a fork that has ended meanwhile has none
+    running = sum(len(each) > 0 for each in pages_by_fork)
+    if running < _FEWEST_FORKS or len(pages) * PAGE_BYTES < LEAST_COPIED_BYTES:
         return []
     # a generator of our own: the program's random numbers stay the same
     random = np.random.default_rng(0)

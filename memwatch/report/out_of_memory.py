@@ -10,7 +10,6 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Final
 
-from memwatch.devices import NOTE_KIND
 from memwatch.report.console import line_width
 from memwatch.report.facts import bytes_by, bytes_by_line
 from memwatch.sizes import format_bytes
@@ -36,6 +35,7 @@ def breakdown(
     files: Sequence[str | PathLike[str]],
     *,
     elsewhere: bool,
+    notes: Sequence[str],
 ) -> str:
     """Return the report for the moment at which memory ran out, as lines of text.
 
@@ -45,6 +45,7 @@ def breakdown(
         files: the files that were written.
         elsewhere: whether the block had no memory on the device that ran out. The reading is then of another
             device.
+        notes: sentences about the allocators.
     """
     event, op = _moment(reading, failure)
     live = reading.held_at(event)
@@ -71,7 +72,7 @@ def breakdown(
         if (live[column] != "").any():
             groups = bytes_by_line(live) if column == "line" else bytes_by(live, column)
             lines += [label, *_rows(groups, live, column)]
-    lines += [text for kind, text in reading.notes if kind == NOTE_KIND]
+    lines += notes
     lines += _what_would_help(reading)
     lines = [_wrapped(line) for line in lines]  # not the paths, which are copied
     lines += [words.WROTE.format(file=file) for file in files]

@@ -156,6 +156,7 @@ _SPLIT_OBSTACLES: Final = {
     "carried": "the forward reads a result of the forward before: {op}",
     "rollout": "a later call of the model gets only results of the model, as in a rollout: {op}",
     "retained": "several backwards run through one forward",
+    "created": "a backward builds a graph of its own (`create_graph=True`)",
     "optimizers": "the code works for one optimizer, and the program has several",
     "cut off": "the recording ended before it showed whether the program has another optimizer",
     "processes": "several processes train together",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import numpy as np
 import pytest
 import torch
 
 import memwatch
+from memwatch.analysis.facts.coded import Grouped
 from memwatch.report.stats import stats
 
 MOST_BYTES = 60
@@ -51,3 +55,17 @@ def test_texts_for_people_make_no_whole_table(path, tmp_path):
     stats(reading)
     reading.report(tmp_path / "page.html")
     assert not {"ops", "storages", "timeline", "uses"} & vars(reading._tables).keys()
+
+
+@pytest.mark.parametrize("of", [np.int32, np.int64])
+def test_a_search_in_a_sorted_column_copies_no_column(of):
+    """The search for ways makes tens of thousands of such searches, in columns of up to millions of rows."""
+    rows = Grouped(np.arange(100_000, dtype=of)[::-1])
+    tracemalloc.start()
+    try:
+        found = rows.within(70_000, 70_002)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.tolist() == [29_999, 29_998]
+    assert peak_bytes < 10_000

@@ -144,3 +144,34 @@ def test_the_report_has_the_growth_of_the_workers(datasets):
     report = datasets[0][2]
     assert "USS growth" in report
     assert report.count("finding: 2 forked processes have") == 2
+
+
+ONE_OF_TWO = """
+import gc, json, os, signal
+from memwatch.monitor.copies import copied_structures
+
+texts = [f"text number {number}" for number in range(400_000)]
+pids = []
+for _ in range(2):
+    done, told = os.pipe()
+    if not (pid := os.fork()):
+        gc.disable()
+        for text in texts:
+            pass
+        os.write(told, b"1")
+        signal.pause()
+    pids.append(pid)
+    os.read(done, 1)
+found = [len(copied_structures(pids))]
+os.kill(pids[0], signal.SIGKILL)
+os.waitpid(pids[0], 0)
+found.append(len(copied_structures(pids)))
+os.kill(pids[1], signal.SIGKILL)
+os.waitpid(pids[1], 0)
+print(json.dumps(found))
+"""
+
+
+def test_a_fork_that_ends_meanwhile_does_not_count(fresh_python):
+    """With one fork that is left, this process may have copied the pages."""
+    assert json.loads(fresh_python(ONE_OF_TWO).stdout) == [1, 0]

@@ -87,6 +87,22 @@ def test_the_text_of_an_exceeded_limit_keeps_to_the_width_of_the_terminal(whole,
     assert any(re.match(r" +[\d.]+ \w+  activation", line) for line in lines)
 
 
+def test_the_text_of_an_exceeded_limit_needs_no_search_for_ways(whole, monkeypatch):
+    """The program waits for it, and a search takes seconds for a long recording."""
+
+    def fail(*_):
+        raise AssertionError("the text searches for ways")
+
+    monkeypatch.setattr("memwatch.analysis.ways.search.find_ways", fail)
+    with (
+        pytest.raises(memwatch.MemoryLimitError) as raised,
+        memwatch.profile(limit_bytes=whole.peak_bytes * 3 // 4),
+    ):
+        train(2)
+    (note,) = raised.value.__notes__
+    assert "activation" in note
+
+
 @pytest.mark.words
 def test_memory_with_an_unknown_future_is_neither_drag_nor_void(stopped, whole):
     told = stopped.summary(width=200)

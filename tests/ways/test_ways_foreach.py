@@ -40,6 +40,7 @@ def _record(make_optimizer, widths, **options):
     [
         (SGD, {"momentum": 0.9, "weight_decay": 0.1}),
         (SGD, {"momentum": 0.9, "maximize": True}),
+        (SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
         (Adam, {}),
         (Adam, {"amsgrad": True}),
         (AdamW, {}),

@@ -101,6 +101,59 @@ def test_a_value_of_the_batch_that_no_gradient_depends_on_is_no_obstacle(loss_of
     assert not _notes_about_the_split(prof)
 
 
+_CLASSES = torch.arange(256) % 96
+
+
+def _focal(model, x):
+    losses = functional.cross_entropy(model(x), _CLASSES, reduction="none")
+    return ((1 - (-losses).exp()).square() * losses).mean()
+
+
+def _weighted_for_each_sample(model, x):
+    weights = torch.linspace(0.5, 1.5, 96)
+    losses = functional.cross_entropy(model(x), _CLASSES, weight=weights, reduction="none")
+    return losses.exp().mean()
+
+
+@pytest.mark.parametrize("loss_of", [_focal, _weighted_for_each_sample])
+def test_a_cross_entropy_with_a_loss_for_each_sample_is_no_mean(loss_of):
+    prof = _trained_with(loss_of)
+    assert _decisions(prof)
+    assert not _notes_about_the_split(prof)
+
+
+def _weighted_by_class(model, x):
+    results = model(x)
+    weights = 1 / torch.bincount(_CLASSES, minlength=96)
+    return (functional.cross_entropy(results, _CLASSES, reduction="none") * weights[_CLASSES]).mean()
+
+
+def _weighted_by_class_before_the_model(model, x):
+    weights = 1 / torch.bincount(_CLASSES, minlength=96)[_CLASSES]
+    return (functional.cross_entropy(model(x), _CLASSES, reduction="none") * weights).mean()
+
+
+def test_counts_of_the_classes_belong_to_the_whole_batch():
+    assert not _decisions(_trained_with(_weighted_by_class))
+    (decision,) = _decisions(_trained_with(_weighted_by_class_before_the_model))
+    assert "`bincount` at" in decision
+
+
+def test_an_empty_batch_is_not_split():
+    model = nn.Linear(96, 96)
+    with memwatch.profile(holders=False) as prof:
+        model(torch.empty(0, 96)).sum().backward()
+    assert not _decisions(prof)
+    assert not _notes_about_the_split(prof)
+
+
+def _penalized(model, x):
+    x = x.clone().requires_grad_()
+    results = model(x)
+    (gradient,) = torch.autograd.grad(results.sum(), x, create_graph=True)
+    return gradient.square().sum(1).mean() + results.mean()
+
+
 def _contrastive(model, x):
     z = model(x)
     return functional.cross_entropy(z @ z.T, torch.arange(len(z)))
@@ -120,6 +173,7 @@ def _summed(model, x):
         (_contrastive, "`mm` at"),
         (_masked, "a mask or an index picks"),
         (_summed, "a sum over the batch that nothing divides"),
+        (_penalized, "`create_graph=True`"),
     ],
 )
 def test_a_note_gives_the_reason_why_the_batch_is_not_split(loss_of, reason):

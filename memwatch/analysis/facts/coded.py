@@ -77,11 +77,13 @@ class Grouped:
 
     def __init__(self, column: IntArray) -> None:
         self._rows = np.argsort(column, kind="stable")
-        self._values = column[self._rows]
+        # For a column of 32 bits, `searchsorted` would convert all values in each call. With a million rows, a call
+        # took 0.8 ms instead of 1 us. A search for ways makes 66,000 calls for 100,000 ops.
+        self._values = column[self._rows].astype(np.int64)
 
     def within(self, start: int, end: int) -> IntArray:
         """Return the rows whose value is at least `start` and below `end`, sorted by value."""
-        first, last = np.searchsorted(self._values, (start, end))
+        first, last = self._values.searchsorted((start, end))
         return self._rows[first:last]
 
 

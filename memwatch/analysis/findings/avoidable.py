@@ -81,7 +81,7 @@ _LOOP_TEMPORARIES: Final = {
 """The most temporaries that a loop over parameters has at once, each as large as the largest parameter.
 
 Measured with torch 2.13 (`tests/ways/test_ways_foreach.py`). Weight decay that is added to the gradients, and
-`maximize=True`, make one more.
+`maximize=True`, make one more. So does Nesterov momentum.
 """
 _UNMEASURED: Final = ("ASGD", "Rprop")
 """Optimizers of torch whose temporaries do not follow this rule."""
@@ -159,9 +159,9 @@ class ForeachSteps:
         )
         rows = np.flatnonzero((uses["op"] >= start_op) & (uses["op"] < end_op))
         storage, op = uses["storage"][rows], uses["op"][rows]
-        of_gradient, of_parameter = (
+        of_gradient, of_parameter, of_state = (
             np.isin(storage, roles["storage"][roles["role"] == ROLES.index(role)])
-            for role in ("gradient", "parameter")
+            for role in ("gradient", "parameter", "optimizer state")
         )
         sizes = facts.allocations.nbytes[facts.allocations.rows_of(np.unique(storage[of_gradient]))]
         # the first op makes new tensors from gradients, to add weight decay or for `maximize`
@@ -173,7 +173,14 @@ class ForeachSteps:
             or (each in reads_both and "_foreach_add." in name)
             for each in np.unique(op[makes & of_gradient]).tolist()
         )
-        self._kept.append((int(sizes.max(initial=0)) * (count + changes_gradients), start_op, end_op))
+        # Nesterov momentum adds the state to the gradients. With lists it does so in place, and a loop makes new ones.
+        writes_gradients = (uses["access"][rows] == ACCESSES.index("write")) & ~of_state & ~of_parameter
+        is_nesterov = any(
+            "_foreach_add_." in facts.strings[names[each]]
+            for each in np.intersect1d(op[writes_gradients], op[of_state]).tolist()
+        )
+        count += changes_gradients + is_nesterov
+        self._kept.append((int(sizes.max(initial=0)) * count, start_op, end_op))
 
 
 def loop_temporaries(facts: Facts) -> list[int]:

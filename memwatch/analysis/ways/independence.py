@@ -12,7 +12,8 @@ recording shows most of the exceptions:
 5. The model writes a buffer or parameter in its forward and reads it too, such as a queue: later parts would read the
    values of earlier parts (`state_of_forward`).
 6. A forward reads a result of an earlier one, such as the state of a recurrent network (`CarriedResults`).
-7. A cross entropy weighs its classes: it divides by the sum of the weights of the whole batch (`weighs_classes`).
+7. A cross entropy weighs its classes and divides by the sum of the weights of the whole batch (`weighs_classes`). One
+   with a loss for each sample does not divide.
 
 Ops and sizes are recorded, but no values and no numbers among the arguments. So the padding that a cross entropy
 ignores stays unknown. The lines of the way count the targets of each part for this reason. The dimension of a softmax
@@ -136,6 +137,7 @@ class Obstacle(Enum):
     CARRIED = "carried"
     ROLLOUT = "rollout"
     RETAINED = "retained"
+    CREATED = "created"
     OPTIMIZERS = "optimizers"
     CUT_OFF = "cut off"
     PROCESSES = "processes"
@@ -322,10 +324,12 @@ class BatchMeans:
         elif samples and found is None:
             if self._is_unknown_reduction(base, samples, changed):
                 found = Refusal(Obstacle.NOT_LINEAR, op)
-            elif base in _SUMS and any(self._is_reduced(samples, each) for each in changed):
-                self._means.update(changed)
+            elif base in _SUMS:
+                # a cross entropy has a second result, the sum of the weights, also if it has a loss for each sample
+                reduced = [each for each in changed if self._is_reduced(samples, each)]
+                self._means.update(reduced)
                 if base in _PLAIN_SUMS:
-                    self._sums.update(changed)
+                    self._sums.update(reduced)
         if found is not None:
             self._mixed.update(dict.fromkeys(changed, found))
         elif means:
@@ -346,8 +350,8 @@ class BatchMeans:
             return
         with_rows = [each for each in given if each not in self._counts and self._has_rows(each)]
         is_count = not self._counts.isdisjoint(given)
-        is_reduced = base in _SUMS | _OTHER_REDUCTIONS and any(
-            self._is_reduced(with_rows, each) for each in changed
+        is_reduced = base in _COUNTS or (
+            base in _SUMS | _OTHER_REDUCTIONS and any(self._is_reduced(with_rows, each) for each in changed)
         )
         prepared = next((self._prepared[each] for each in given if each in self._prepared), NONE)
         if with_rows and not self._has_begun:

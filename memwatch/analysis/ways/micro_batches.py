@@ -150,7 +150,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         for size in sizes[each]
     }
     passes = _passes(facts, timeline, range(max(window.start, first_op), window.stop))
-    if not passes or not batches:
+    if not passes or batches in (set(), {0}):
         return Split([])
     if len(batches) != 1:
         return Split([], Refusal(Obstacle.INPUTS))
@@ -167,7 +167,9 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         refusal = Refusal(Obstacle.RETAINED)  # the code of this change replaces one call of backward()
     if not has_one_optimizer(facts):
         refusal = Refusal(Obstacle.OPTIMIZERS if facts.cut_off is None else Obstacle.CUT_OFF)
-    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
+    if facts.capture.rows("nodes"):
+        refusal = Refusal(Obstacle.CREATED)
+    if np.isin(roles["role"], OF_JOBS).any():
         refusal = Refusal(Obstacle.PROCESSES)
     rows = followed.rows[~_are_kept_by_each_part(facts, followed.rows, passes)]
     is_exact = not (
@@ -465,7 +467,7 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
                     Refusal(Obstacle.SUM, op)
                 )  # its backward begins here: the loss itself is a sum
             refusals += filter(None, [means.refusal(op, base, given, [*results, *written], derived)])
-            if weighs_classes(base, given):
+            if weighs_classes(base, given) and not any(dimensions(results[0])):
                 refusals.append(Refusal(Obstacle.WEIGHED, op))
             counts_targets |= is_cross_entropy(base)
         # Results that an op computes from the batch depend on it. So does memory that the op writes to.
