@@ -246,13 +246,14 @@ def keeps_values(cut: Edge | None, path: Sequence[Edge]) -> bool:
     """Return True if the reference to cut, or the container behind it that grows, leads to tensors by containers alone.
 
     Then the program can keep numbers in place of them. A module, a future or a node of autograd has no number. If the
-    reference to cut is an entry that is an object, the containers inside the object are not the ones that grow.
+    reference to cut is one of several entries and is an object, the containers inside the object are not the ones that
+    grow.
     """
     at = next((at for at, edge in enumerate(path) if edge is cut), None)
     if at is None:
         return True
     end = len(path)
-    if path[at].kind.row.is_entry:
+    if path[at].kind.row.is_entry and _count_of(path[at]) > 1:
         end = next((number + 1 for number in range(at, end) if not _is_store(path[number].target)), end)
     entries = [number for number in range(at, end) if path[number].kind.row.is_entry]
     start = max(entries, key=lambda number: _count_of(path[number]), default=at)

@@ -180,7 +180,7 @@ def rows_of(
         ProcessError: the process cannot be read.
     """
     if pid is not None and (isinstance(pid, bool) or not isinstance(pid, int) or pid < 1):
-        raise OptionError(f"{pid!r} is no process; give its number, as `ps` lists it")
+        raise OptionError(f"{pid!r} is not a process; give its number, as `ps` lists it")
     is_own = pid is None or pid == os.getpid()
     number = os.getpid() if pid is None else pid
     samples = malloc_sampler.samples() if is_own else None  # before memwatch allocates anything itself

@@ -17,9 +17,7 @@ HEADLINE: Final = "{worst} has the highest peak, {highest}: {share} above the me
 HEADLINE_EQUAL: Final = "All {count} ranks have the same peak, {highest}."
 HEADLINE_EQUAL_PROCESSES: Final = "All {count} processes have the same peak, {highest}."
 HEADLINE_PROCESS: Final = "{worst} has the highest peak, {highest}."
-TO_DO: Final = (
-    " Lower the peak of {worst} first: it decides how much memory each device needs."
-)
+TO_DO: Final = " Lower the peak of {worst} first: it decides how much memory each device needs."
 TO_DO_EQUAL: Final = " A change that lowers the peak must be made in every rank."
 TO_DO_FINDING: Final = " Its first finding would lower it to {nbytes}."
 """The first sentences of the page of a job."""

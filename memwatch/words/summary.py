@@ -76,7 +76,7 @@ MORE_NOTES: Final = "{count:,} more: `--rows 40` lists them, and prof.notes in P
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
 LEAKS_COMMAND: Final = "To find the line that makes memory grow:\n{command}"
-FIT_COMMAND: Final = "To run the changes and measure their peaks and times:\n{command}"
+FIT_COMMAND: Final = "To run the changes and measure the peak and the time of each:\n{command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
 KNOWN_BY: Final = "How memwatch knows the holders, by bytes: {evidence}"

@@ -40,7 +40,7 @@ def test_a_summary_ends_with_the_command_that_measures_its_ways(summary_of):
     told = summary_of(MLP)
     assert "What would lower the peak" in told
     *_, heading, command = told.splitlines()
-    assert heading == "To run the changes and measure their peaks and times:"
+    assert heading == "To run the changes and measure the peak and the time of each:"
     assert command.endswith(
         " fit --limit 8.1MiB train.py --epochs 2"
     )  # whole, also where it exceeds the line

@@ -577,9 +577,9 @@ def test_the_growth_of_rows_and_processes_that_come_and_go():
 def test_ps_says_what_is_wrong(shell_memwatch):
     for words, message in (
         (["ps", "4194303"], "there is no process 4194303"),
-        (["ps", "train.py"], "'train.py' is no process"),
-        (["ps", "0"], "'0' is no process"),
-        (["ps", "١٢٣"], "'١٢٣' is no process"),
+        (["ps", "train.py"], "'train.py' is not a process"),
+        (["ps", "0"], "'0' is not a process"),
+        (["ps", "١٢٣"], "'١٢٣' is not a process"),
         (["ps", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
         (["ps", "--seconds", "-1"], "'-1' is not a number of seconds above 0"),
     ):
@@ -609,7 +609,7 @@ def test_a_system_without_proc_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("pid", [0, -1, "1", True, 1.5])
 def test_what_is_no_process_is_an_error(pid):
-    with pytest.raises(OptionError, match="no process"):
+    with pytest.raises(OptionError, match="not a process"):
         memwatch.process_memory(pid)
 
 

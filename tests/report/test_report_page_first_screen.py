@@ -147,7 +147,7 @@ def test_the_bar_needs_no_script_and_stays_at_the_peak(wide, page):
     before = wide.js(PARTS)
     wide.go("at=3")
     assert wide.js(PARTS) == before
-    assert "stay at the peak" in wide.text(".made-of-title")
+    assert "always shows the peak" in wide.text(".made-of-title")
 
 
 def test_a_finding_shows_the_line_as_it_is_and_as_it_would_be(wide, growing):

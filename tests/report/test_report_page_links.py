@@ -149,8 +149,8 @@ def test_two_instants_are_compared(shown, reading):
     changes = dict(zip(map(int, shown.row_keys()), shown.column(1), strict=True))
     assert changes == dict.fromkeys(born, "born") | dict.fromkeys(died, "died")
     words = shown.text("#compared")
-    assert f"+{format_bytes(new['nbytes'][born].sum())} born" in words
-    assert f"{format_bytes(old['nbytes'][died].sum())} died" in words
+    assert f"{format_bytes(new['nbytes'][born].sum())} allocated" in words
+    assert f"{format_bytes(old['nbytes'][died].sum())} freed" in words
     levels = "return [...document.querySelectorAll('#flame g.frame')].map((g) => g.__data__.data.level)"
     assert "change" in shown.js(levels)
     assert shown.text("#icicle-title") == "what changed from event 6 to the peak"
