@@ -95,7 +95,7 @@ def test_one_hostile_file_does_not_end_a_merge(hostile, good, tmp_path, capsys):
     for path in paths:
         shutil.copy(good, path)
     HOSTILE[hostile](paths[1])
-    assert main(["merge", *map(str, paths)]) == 0
+    assert main(["merge", *map(str, paths)]) == 1
     assert "1.memwatch" in "".join(capsys.readouterr().out.split())  # a long path is broken between lines
 
 

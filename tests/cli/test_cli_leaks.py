@@ -146,7 +146,10 @@ def test_a_failed_program_keeps_its_error_where_its_leaks_cannot_be_printed(tmp_
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.endswith("KeyError: 'mine'\n")
-    assert "could not be printed: cannot write to standard output" in done.stderr
+    assert (
+        "could not print the leaks that it had found until then: cannot write to standard output"
+        in done.stderr
+    )
 
 
 LOOP = """

@@ -96,7 +96,7 @@ def test_a_capture_in_place_of_a_program_is_refused_in_a_sentence(verb, tmp_path
         torch.ones(8)
     assert main([verb, str(capture)]) == 1
     printed = capsys.readouterr().err
-    assert "is not a Python program" in printed
+    assert "has the name of a capture" in printed
     assert "memwatch summary" in printed
 
 

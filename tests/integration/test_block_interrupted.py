@@ -73,7 +73,7 @@ def test_no_interrupt_is_lost(intercept, native, alarm, monkeypatch, tmp_path):
         rows = recorded[table][numbers]
         np.testing.assert_array_equal(rows, np.arange(len(rows)))
     # where the peak falls hangs on the interrupts: it may be in an op that is given a Python number
-    assert [note for note in prof.notes if note[0] != "observer"] == []
+    assert [note for note in prof.notes if note[0] not in {"observer", "ways"}] == []
     assert prof.summary()
 
 
