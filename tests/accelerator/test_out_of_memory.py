@@ -100,7 +100,7 @@ def test_memory_that_runs_out_at_any_allocation_changes_nothing_of_the_program(n
         plain, seen = errors
         assert type(seen) is type(plain)
         assert str(seen) == str(plain)
-        (note,) = seen.__notes__
+        note = " ".join("".join(seen.__notes__).split())
         live = f"{12 * count}.00 MiB were live on {DEVICE}" if count else "nothing of this block was live"
         assert note.startswith(f"memwatch: {live}")
         assert "when memory ran out, and the program requested 12.00 MiB more" in note
