@@ -5,7 +5,6 @@ It shows the request, the live memory, and the changes that would have left room
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Final
@@ -84,7 +83,7 @@ def _wrapped(line: str) -> str:
 
     In a log, a line stays whole: it has no width, and people search in it.
     """
-    if not os.environ.get("COLUMNS") and (sys.stderr is None or not sys.stderr.isatty()):
+    if sys.stderr is None or not sys.stderr.isatty():
         return line
     size = len(words.ROW.format(nbytes="", what=""))
     indent = size if line[:size].endswith("  ") else 4
