@@ -28,7 +28,6 @@ import test_leaks_advice_of_objects
 import test_leaks_advice_of_values
 import test_leaks_advice_taken
 import test_leaks_cuts
-import test_leaks_zoo
 from expected_remedies import REMEDIES
 
 
@@ -265,7 +264,7 @@ HAVE_A_TEST = {
     Remedy.CLOSURE_OF_OBJECT: (
         test_leaks_advice_of_objects.test_a_registered_function_is_told_to_hold_its_object_weakly
     ),
-    Remedy.ATTRIBUTE: test_leaks_zoo.of_one_pass,
+    Remedy.ATTRIBUTE: test_leaks_advice_of_objects.test_an_object_around_another_one_of_its_class_is_no_chain,
     Remedy.PICKLER: test_leaks_advice_taken.test_a_pickler_that_collects_is_to_clear_its_memo,
     Remedy.TEE: test_leaks_advice_of_growing.test_a_branch_of_tee_that_lags_is_to_be_deleted,
     Remedy.KEPT_KEYS: test_leaks_advice_of_growing.test_the_list_that_keeps_the_weak_keys_is_named,
