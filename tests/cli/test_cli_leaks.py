@@ -994,7 +994,7 @@ def test_loops_of_threads_and_coroutines_are_followed(keep, leaks, shell_memwatc
     if leaks:
         names = "in_a_thread", "in_a_pool", "in_a_coroutine", "main", "beside"
         printed = " ".join(done.stdout.split())
-        assert [printed.count(f"in {name}. What keeps it") for name in names] == [1, 1, 1, 0, 0]
+        assert [printed.count(f"in {name}. The holders") for name in names] == [1, 1, 1, 0, 0]
         assert "graph" in done.stdout
 
 
