@@ -32,8 +32,8 @@ from memwatch.output_files import OutputError, write_whole
 from memwatch.progress import working
 from memwatch.settings import project_settings
 from memwatch.sizes import format_bytes
-from memwatch.words.processes import PROGRAM_FAILED, counted
-from memwatch.words.ranks import UNREAD, listed
+from memwatch.words.processes import PROGRAM_FAILED, counted, listed
+from memwatch.words.ranks import UNREAD
 from memwatch.words.storages import file_remarks, moved_peak, short_site
 from memwatch.words.summary import FIT_COMMAND, LEAKS_COMMAND, NEXT_COMMAND
 

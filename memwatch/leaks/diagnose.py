@@ -633,9 +633,8 @@ class HolderSearch:
             tree = reached.through_new_optimizers(latest, frozenset(self._excusing))
             for position in [each for each in left if tree.reaches(each)]:
                 chain = tree.path(position)
-                if not latest.isdisjoint(
-                    pairwise(chain)
-                ):  # of thousands of storages, one explanation is enough
+                # thousands of storages may be behind one name: one explanation is enough
+                if not latest.isdisjoint(pairwise(chain)):
                     continue
                 survivor = self.explain_retained(snapshot, chain, left[position])
                 if survivor is not None and survivor.is_one_more:

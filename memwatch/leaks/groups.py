@@ -55,7 +55,7 @@ last three checkpoints in a list, which would look the same with fewer runs. A g
 
 _OF_CHAINS: Final = (Remedy.CHAIN, Remedy.NESTED, Remedy.WRAPPERS)
 _FEWEST_OVERLAPPING: Final = 8
-"""Runs of which the median is what each adds. Of fewer, every fourth may add twice as much."""
+"""Runs from which the median shows what each adds. A guess: in fewer runs, one of four may add twice as much."""
 _FEWEST_RISING: Final = 3
 """Runs of which each added more than the one before. Of two, one may have added more by chance. A guess."""
 

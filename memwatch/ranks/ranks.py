@@ -23,7 +23,8 @@ from memwatch.ranks.summary import Member, read_member, summarise
 from memwatch.reading import Reading, load
 from memwatch.sizes import format_duration
 from memwatch.words import ranks as words
-from memwatch.words.ranks import MORE_ON, ONLY_ON, TWIN, listed, rank_names
+from memwatch.words.processes import listed
+from memwatch.words.ranks import MORE_ON, ONLY_ON, TWIN, rank_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -306,7 +307,7 @@ def _unreadable(members: Mapping[str, Member]) -> Iterator[str]:
 def _unfinished(members: Mapping[str, Member]) -> Iterator[str]:
     names = [name for name, member in members.items() if member.summary and not member.is_complete]
     if names:
-        yield words.UNFINISHED.format(names=words.listed(names))
+        yield words.UNFINISHED.format(names=listed(names))
 
 
 def _versions(members: Mapping[str, Member]) -> Iterator[str]:
@@ -321,7 +322,7 @@ def _versions(members: Mapping[str, Member]) -> Iterator[str]:
             if what in member.meta:
                 groups[str(member.meta[what])].append(name)
         if len(groups) > 1:
-            text = ", ".join(f"{version} ({words.listed(names)})" for version, names in groups.items())
+            text = ", ".join(f"{version} ({listed(names)})" for version, names in groups.items())
             yield words.VERSIONS.format(what=what, groups=text)
 
 
@@ -337,7 +338,7 @@ def _restarted(members: Mapping[str, Member]) -> Iterator[str]:
     restarts = {name: member.restart for name, member in members.items() if member.rank is not None}
     earlier = [name for name, restart in restarts.items() if restart < max(restarts.values())]
     if earlier:
-        yield words.RESTARTED.format(names=words.listed(earlier))
+        yield words.RESTARTED.format(names=listed(earlier))
 
 
 def _other_jobs(members: Mapping[str, Member]) -> Iterator[str]:
@@ -348,10 +349,10 @@ def _other_jobs(members: Mapping[str, Member]) -> Iterator[str]:
             of_size[member.meta["world_size"]].append(name)
     if len(of_size) > 1:
         jobs = [
-            words.JOB_OF.format(world_size=size, names=words.listed(names))
+            words.JOB_OF.format(world_size=size, names=listed(names))
             for size, names in sorted(of_size.items())
         ]
-        yield words.OTHER_JOBS.format(groups=words.listed(jobs))
+        yield words.OTHER_JOBS.format(groups=listed(jobs))
 
 
 def _devices(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator[str]:
@@ -362,7 +363,7 @@ def _devices(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator
             others[kind_of(member.summary["device"])].append(name)
     for device, names in others.items():
         if device != main:  # else it is of a run before the last one
-            yield words.OTHER_DEVICE.format(names=words.listed(names), device=device, main=main)
+            yield words.OTHER_DEVICE.format(names=listed(names), device=device, main=main)
 
 
 def _clocks(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator[str]:

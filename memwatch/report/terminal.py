@@ -53,7 +53,7 @@ from memwatch.words import ways
 from memwatch.words.findings import EDIT, holder_at
 from memwatch.words.holders import short_inferred
 from memwatch.words.places import short_place
-from memwatch.words.processes import counted, reserved_at_peak_text
+from memwatch.words.processes import counted, listed, reserved_at_peak_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -249,7 +249,7 @@ def _left_out(reading: Reading, content: _Content, show_all: str | None) -> list
     tables = [name for name, shown in is_shown.items() if not shown]
     if not tables:
         return []
-    names = " and ".join(filter(None, (", ".join(tables[:-1]), tables[-1])))
+    names = listed(tables)
     text = words.LEFT_OUT_ONE if len(tables) == 1 else words.LEFT_OUT
     if show_all is None:
         return [Text(f"{text.format(tables=names)} {words.SHOW_ALL_CALL}", style="dim")]

@@ -163,6 +163,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Return names as one phrase, a long list shortened: `a, b and 3 others`."""
+    shown = list(names[:most])
+    rest = len(names) - len(shown)
+    if rest:
+        return f"{', '.join(shown)} and {rest} {'other' if rest == 1 else 'others'}"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
 LIVE: Final = "memwatch: {nbytes} were live on {device} when {what}{asked}"
 NOTHING: Final = "memwatch: nothing of this block was live on the device when {what}{asked}"
 RAN_OUT: Final = "memory ran out"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memwatch.words.processes import listed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -68,15 +70,6 @@ ONLY_ON: Final = "only in {names}"
 MORE_ON: Final = "most in {name}"
 IDLE: Final = "no tensor memory"
 UNKNOWN_FIGURES: Final = "not readable"
-
-
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """Return names as one phrase, a long list shortened: `a, b and 3 others`."""
-    shown = list(names[:most])
-    rest = len(names) - len(shown)
-    if rest:
-        return f"{', '.join(shown)} and {rest} {'other' if rest == 1 else 'others'}"
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def rank_names(ranks: Sequence[int]) -> str:

@@ -6,6 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
+from memwatch.words.processes import listed
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -173,14 +175,8 @@ def file_remarks(renamed: Mapping[str, str], old: Sequence[str], new: Sequence[s
     """
     sentences = [RENAMED_FILE.format(old=before, new=after) for before, after in renamed.items()]
     if old and new:
-        sentences.append(NO_COMMON_FILE.format(old=_files(old), new=_files(new)))
+        sentences.append(NO_COMMON_FILE.format(old=listed(old, _MOST_FILES), new=listed(new, _MOST_FILES)))
     return sentences
-
-
-def _files(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _MOST_FILES} more"] if len(names) > _MOST_FILES else []
-    shown = [*names[:_MOST_FILES], *more]
-    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
 def moved_peak(op_name: str, phase: str, line: str) -> str:

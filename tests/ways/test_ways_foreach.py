@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from itertools import pairwise
 
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop
-
-import memwatch
 
 _WIDTHS = {"equal": [256] * 7, "unequal": [128, 256, 512, 256, 128, 64, 256]}
 
@@ -26,12 +24,7 @@ def _record(make_optimizer, widths, **options):
         model(x).square().mean().backward()
         optimizer.step()
 
-    step()
-    gc.collect()  # tensors of earlier tests
-    with memwatch.profile(holders=False) as prof:
-        step()
-        step()
-    return prof
+    return record_steps(step)
 
 
 @pytest.mark.parametrize("shape", [*_WIDTHS])

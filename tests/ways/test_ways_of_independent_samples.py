@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -23,15 +24,6 @@ def _chain(count=6, last=_WIDTH):
     torch.manual_seed(0)
     blocks = (nn.Sequential(nn.Linear(_WIDTH, _WIDTH), *(nn.GELU() for _ in range(8))) for _ in range(count))
     return nn.Sequential(*blocks, nn.Linear(_WIDTH, last))
-
-
-def _profile(step):
-    step()
-    gc.collect()  # tensors of earlier tests
-    with memwatch.profile(holders=False) as prof:
-        step()
-        step()
-    return prof
 
 
 def _parts(prof):
@@ -104,7 +96,7 @@ def _normalizes(model, x):
 )
 def test_a_model_that_reads_the_state_it_writes_gets_no_split_but_a_note(change, name):
     model, x = _WithState(change), torch.randn(_BATCH, _WIDTH)
-    prof = _profile(_training(model, lambda x: model(x).square().mean(), x))
+    prof = record_steps(_training(model, lambda x: model(x).square().mean(), x))
     assert _parts(prof).empty
     assert any("no split of the batch" in text and f"`{name}`" in text for _, text in prof.notes)
 
@@ -115,7 +107,7 @@ def test_a_model_that_reads_the_state_it_writes_gets_no_split_but_a_note(change,
 )
 def test_state_that_the_results_do_not_depend_on_is_named_in_the_decision(change, name):
     model, x = _WithState(change), torch.randn(_BATCH, _WIDTH)
-    prof = _profile(_training(model, lambda x: model(x).square().mean(), x))
+    prof = record_steps(_training(model, lambda x: model(x).square().mean(), x))
     assert all(name in decision for decision in _parts(prof)["decision"])
     assert len(_parts(prof))
     assert not any("no split of the batch" in text for _, text in prof.notes)
@@ -145,7 +137,7 @@ def test_parts_count_by_the_targets_that_a_cross_entropy_does_not_ignore(options
     def loss_of(x, targets):
         return functional.cross_entropy(model(x), targets, **options)
 
-    way = _parts(_profile(_training(model, loss_of, x, targets))).iloc[0]
+    way = _parts(record_steps(_training(model, loss_of, x, targets))).iloc[0]
     assert "ignore_index" in way["decision"]
     _training(model, loss_of, x, targets)()
     whole = _gradients(model)
@@ -190,7 +182,7 @@ def test_a_cross_entropy_with_class_weights_gets_no_split(weighs, shape):
     def loss_of(x, targets):
         return functional.cross_entropy(model(x).movedim(-1, 1), targets, weight=weight)
 
-    assert _parts(_profile(_training(model, loss_of, x, targets))).empty == weighs
+    assert _parts(record_steps(_training(model, loss_of, x, targets))).empty == weighs
 
 
 def _balance(z):
@@ -251,7 +243,7 @@ def _means_of_each_sample_in_a_product(z):
 )
 def test_a_loss_that_is_not_linear_in_a_mean_over_the_batch_gets_no_split(loss_of, is_offered):
     model, x = _chain(last=90), torch.randn(_BATCH, _WIDTH)
-    prof = _profile(_training(model, lambda x: loss_of(model(x)), x))
+    prof = record_steps(_training(model, lambda x: loss_of(model(x)), x))
     assert len(_parts(prof)) if is_offered else _parts(prof).empty
 
 
@@ -261,7 +253,7 @@ def test_a_loss_that_is_not_linear_in_a_mean_over_the_batch_gets_no_split(loss_o
 )
 def test_a_mean_of_each_sample_stays_one_where_a_sample_has_as_many_values_as_the_batch_has_samples(loss_of):
     model, x = _chain(last=_BATCH), torch.randn(_BATCH, _WIDTH)
-    assert len(_parts(_profile(_training(model, lambda x: loss_of(model(x)), x))))
+    assert len(_parts(record_steps(_training(model, lambda x: loss_of(model(x)), x))))
 
 
 class _TimeFirst(nn.Module):
@@ -279,7 +271,7 @@ class _TimeFirst(nn.Module):
 @pytest.mark.parametrize("time", [16, 24])  # also a multiple of the batch
 def test_a_mean_over_the_time_is_no_mean_over_the_batch(time):
     model, x = _TimeFirst(), torch.randn(8, time, _WIDTH)
-    assert len(_parts(_profile(_training(model, lambda x: model(x).square().mean(), x))))
+    assert len(_parts(record_steps(_training(model, lambda x: model(x).square().mean(), x))))
 
 
 class _Groups(nn.Module):
@@ -296,7 +288,7 @@ class _Groups(nn.Module):
 
 def test_a_mean_over_groups_of_channels_is_no_mean_over_the_batch():
     model, x = _Groups(), torch.randn(8, 8, 8, _WIDTH)
-    assert len(_parts(_profile(_training(model, lambda x: model(x).square().mean(), x))))
+    assert len(_parts(record_steps(_training(model, lambda x: model(x).square().mean(), x))))
 
 
 @pytest.mark.parametrize("is_offered", [False, True])
@@ -313,7 +305,7 @@ def test_a_loss_within_a_checkpoint_is_followed_too(use_reentrant, is_offered):
         z = model(x)
         return z.square().mean() + checkpoint(penalty, z, use_reentrant=use_reentrant)
 
-    assert _parts(_profile(_training(model, loss_of, x))).empty != is_offered
+    assert _parts(record_steps(_training(model, loss_of, x))).empty != is_offered
 
 
 def _with_logits_in_variables(*, lines="", keeps=None):
@@ -385,7 +377,7 @@ def test_a_rollout_gets_no_split_and_a_recurrence_gets_one(has_inputs):
             loss = loss + state.square().mean()
         loss.backward()
 
-    assert _parts(_profile(step)).empty != has_inputs
+    assert _parts(record_steps(step)).empty != has_inputs
 
 
 @pytest.mark.parametrize("is_one", [True, False])
@@ -401,7 +393,7 @@ def test_several_backwards_through_one_forward_get_no_split(is_one):
             z.square().mean().backward(retain_graph=True)
             z.abs().mean().backward()
 
-    assert _parts(_profile(step)).empty != is_one
+    assert _parts(record_steps(step)).empty != is_one
 
 
 def test_several_backwards_of_their_own_forwards_get_a_split():
@@ -412,7 +404,7 @@ def test_several_backwards_of_their_own_forwards_get_a_split():
         for _ in range(3):
             model(x).square().mean().backward()
 
-    assert set(_parts(_profile(step))["basis"]) == {"simulated"}
+    assert set(_parts(record_steps(step))["basis"]) == {"simulated"}
 
 
 @pytest.mark.parametrize(("chunks", "basis"), [(1, "simulated"), (6, "estimated")])
@@ -423,7 +415,7 @@ def test_a_program_that_divides_its_batch_itself_gets_an_estimate(chunks, basis)
     def loss_of(x):
         return torch.cat([model(chunk) for chunk in x.chunk(chunks)]).square().mean()
 
-    assert set(_parts(_profile(_training(model, loss_of, x)))["basis"]) == {basis}
+    assert set(_parts(record_steps(_training(model, loss_of, x)))["basis"]) == {basis}
 
 
 def test_the_workspace_of_an_op_counts_as_a_whole():
@@ -431,7 +423,7 @@ def test_the_workspace_of_an_op_counts_as_a_whole():
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Conv2d(33, 33, 3, padding=1) for _ in range(150)))
     x = torch.randn(8, 33, 12, 12)
-    prof = _profile(_training(model, lambda x: model(x).square().mean(), x))
+    prof = record_steps(_training(model, lambda x: model(x).square().mean(), x))
     allocations = prof._tables.facts.allocations
     is_scratch = allocations.storage == -1
     largest_bytes = int(allocations.nbytes[is_scratch].max())

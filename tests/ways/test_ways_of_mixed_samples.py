@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 from torch.nn import functional
 from ways import run_lines
-
-import memwatch
 
 _LARGEST_ERROR_RATIOS = {"simulated": 0.0004, "estimated": 0.04}  # as docs/ways.md promises
 _BATCH, _WIDTH, _CLASSES = 48, 40, 36
@@ -22,15 +19,6 @@ def _chain():
     return nn.Sequential(*blocks, nn.Linear(_WIDTH, _CLASSES))
 
 
-def _profile(step, steps=2):
-    step()
-    gc.collect()  # tensors of earlier tests
-    with memwatch.profile(holders=False) as prof:
-        for _ in range(steps):
-            step()
-    return prof
-
-
 def _parts(prof):
     return prof.ways[prof.ways["kind"] == "micro_batches"]
 
@@ -40,7 +28,7 @@ def _is_split(model, loss_of, *batch):
         model.zero_grad()
         loss_of(*batch).backward()
 
-    return not _parts(_profile(step)).empty
+    return not _parts(record_steps(step)).empty
 
 
 def _balance(z, counts):
@@ -222,7 +210,7 @@ def test_a_state_that_the_next_step_reads_gets_no_split(carries):
         total = total + loss.detach()
         last = state.detach() if carries else first
 
-    assert _parts(_profile(step, steps=3)).empty == carries
+    assert _parts(record_steps(step, steps=3)).empty == carries
 
 
 def _assert_lines_give_the_peak(model, loss_of, *batch):
@@ -239,7 +227,7 @@ def _assert_lines_give_the_peak(model, loss_of, *batch):
                 loss_of(*batch).backward()
             optimizer.step()
 
-        return _profile(step)
+        return record_steps(step)
 
     found = _parts(measured())
     assert len(found)
@@ -367,7 +355,7 @@ def test_a_split_is_an_estimate_if_a_mask_picks_much_of_the_batch():
     model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
     bases = []
     for loss_of in (_placed_again, lambda z, valid: (z + z.tanh()).square().mean()):
-        found = _parts(_profile(lambda loss_of=loss_of: loss_of(model(x), _PART_IS_VALID).backward()))
+        found = _parts(record_steps(lambda loss_of=loss_of: loss_of(model(x), _PART_IS_VALID).backward()))
         bases.append(set(found["basis"]))
     assert bases == [{"estimated"}, {"simulated"}]
 
@@ -448,6 +436,6 @@ def test_a_model_that_reads_its_own_results_after_those_of_another_is_a_rollout(
 @pytest.mark.parametrize("probability", [0.0, 0.1])
 def test_the_decision_names_dropout_that_draws_other_numbers_for_the_parts(probability):
     model, x = nn.Sequential(_chain(), nn.Dropout(probability)), torch.randn(_BATCH, _WIDTH)
-    found = _parts(_profile(lambda: model(x).square().mean().backward()))
+    found = _parts(record_steps(lambda: model(x).square().mean().backward()))
     assert len(found)
     assert all(("dropout" in decision) == (probability > 0) for decision in found["decision"])

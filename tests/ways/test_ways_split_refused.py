@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 from torch.nn import functional
 from ways import make_program, profile_two_steps
 
 import memwatch
+from memwatch.analysis.ways.independence import Obstacle
+from memwatch.words.ways import split_refused
 
 _TARGETS = torch.randn(256, 96)
 
@@ -33,12 +34,7 @@ def _trained_with(loss_of):
         model.zero_grad()
         loss_of(model, inputs).backward()
 
-    step()
-    gc.collect()  # tensors of earlier tests
-    with memwatch.profile(holders=False) as prof:
-        step()
-        step()
-    return prof
+    return record_steps(step)
 
 
 def _centred_after_the_model(model, x):
@@ -194,3 +190,11 @@ def test_no_note_says_that_a_batch_is_not_split_where_this_would_lower_nothing()
         z = model(torch.randn(4, 2_048))
         (z @ z.T).square().mean().backward()
     assert not _notes_about_the_split(prof)
+
+
+@pytest.mark.parametrize("obstacle", Obstacle)
+def test_each_reason_has_a_sentence(obstacle):
+    """A reason without words would end a summary with a KeyError."""
+    assert split_refused(obstacle.value, "`mm` at train.py:1").startswith(
+        "no split of the batch is offered, because "
+    )

@@ -104,10 +104,9 @@ class ForeachSteps:
         for row in np.flatnonzero(_temporary(facts) & _is_foreach(facts)).tolist():
             by_op.setdefault(int(allocations.op[row]), []).append(row)
         self.temporaries: list[int] = []
-        self._kept: list[
-            tuple[int, int, int]
-        ] = []  # bytes that a loop needs, and the ops between which it does
-        # a recording may end in a step: its last one then has no row, and is of the optimizer of the others
+        # the bytes that a loop needs, the first op for which it does, and the op after the last
+        self._kept: list[tuple[int, int, int]] = []
+        # A recording may end inside a step. That step has no row, and counts for the optimizer of the other steps.
         class_names = [facts.strings[name].removesuffix(".step") for name in steps["name"].tolist()]
         spans = list(zip(steps["op"].tolist(), steps["end_op"].tolist(), class_names, strict=True))
         phase = facts.capture.tables["ops"]["phase"]
@@ -152,11 +151,8 @@ class ForeachSteps:
             end_op: the op after its last.
             count: the most temporaries for one parameter, without weight decay.
         """
-        facts, uses, roles = (
-            self._facts,
-            self._facts.capture.tables["uses"],
-            self._facts.capture.tables["roles"],
-        )
+        facts = self._facts
+        uses, roles = facts.capture.tables["uses"], facts.capture.tables["roles"]
         rows = np.flatnonzero((uses["op"] >= start_op) & (uses["op"] < end_op))
         storage, op = uses["storage"][rows], uses["op"][rows]
         of_gradient, of_parameter, of_state = (

@@ -463,9 +463,8 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
                 and phase[op + 1] == BACKWARD
                 and means.is_sum(given[0])
             ):
-                refusals.append(
-                    Refusal(Obstacle.SUM, op)
-                )  # its backward begins here: the loss itself is a sum
+                # its backward begins here: the loss itself is a sum
+                refusals.append(Refusal(Obstacle.SUM, op))
             refusals += filter(None, [means.refusal(op, base, given, [*results, *written], derived)])
             if weighs_classes(base, given) and not any(dimensions(results[0])):
                 refusals.append(Refusal(Obstacle.WEIGHED, op))

@@ -117,7 +117,10 @@ class _Checkpoint(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """The changes that would lower the peak, the lowest peak first, and why the batch is not split; "" if nothing."""
+    """The changes that would lower the peak, the lowest peak first, and why the batch is not split.
+
+    `split_left_out` is "" if nothing forbids the split.
+    """
 
     ways: list[Way]
     split_left_out: str
