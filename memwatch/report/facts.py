@@ -35,7 +35,8 @@ from memwatch.words.ways import OTHER_OPTIMIZERS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from memwatch.report.source import Finding, Reading
+    from memwatch.analysis.findings.finding import Finding
+    from memwatch.report.source import Reading
 
 HELD_ANYWAY: Final = (*KEPT_ON_PURPOSE, "input", "held")
 """Categories whose storages stay alive with or without backward."""

@@ -1,4 +1,4 @@
-"""The part of a reading that the views need, as protocols: reports depend on no class of a recording."""
+"""The part of a reading that the views need, as a protocol: reports depend on no class of a recording."""
 
 from __future__ import annotations
 
@@ -10,59 +10,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from memwatch.analysis.facts.endings import CutOff
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.own_code import CodeOwner
     from memwatch.words.processes import ReservedBytes
 
 Frame = tuple[str, int, str, bool]
 """One stack frame: file, line, function, and whether its code is the program's or a package's."""
-
-
-class Finding(Protocol):
-    """One thing that would lower the peak."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of finding: a short fixed word, such as `drag`."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes by which the peak would fall."""
-
-    @property
-    def holder(self) -> str:
-        """The reference that keeps the memory alive, in words."""
-
-    @property
-    def site(self) -> str:
-        """`file:line` of the line to edit."""
-
-    @property
-    def advice(self) -> str:
-        """The change to make, in one sentence."""
-
-    @property
-    def together_peak_bytes(self) -> int:
-        """The peak after all findings' changes."""
-
-    @property
-    def storages(self) -> Sequence[int]:
-        """The storages concerned, by index of `Reading.storages`."""
-
-    @property
-    def path(self) -> Sequence[str] | str:
-        """The chain of references from a root to the memory, an edge per item or per line."""
-
-    @property
-    def predicted_peak_bytes(self) -> int:
-        """The peak after this change alone."""
-
-    @property
-    def growth_bytes(self) -> int:
-        """Bytes that each step or each pass of a loop adds; 0 if the memory does not grow."""
-
-    @property
-    def remark(self) -> str:
-        """The end of `holder`: its evidence, and other holders."""
 
 
 class Reading(Protocol):

@@ -61,9 +61,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.planner.plan import Plan
     from memwatch.report.plan import Replayed
-    from memwatch.report.source import Finding, Reading
+    from memwatch.report.source import Reading
 
 BAR_WIDTH: Final = 30
 FIGURES_WIDTH: Final = 20

@@ -19,9 +19,9 @@ from memwatch.words.places import split_site
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.kinds.edges import Edge
     from memwatch.report.page.parts import CodeReader
-    from memwatch.report.source import Finding
 
 KEPT: Final = " "
 REMOVED: Final = "-"
@@ -350,7 +350,7 @@ def _set_to_none(finding: Finding, sources: _Sources) -> Edit | None:
 def _optimizer_flag(finding: Finding, sources: _Sources) -> Edit | None:
     """An optimizer that the same file makes: the same call with one keyword more."""
     program = sources.program(finding.site)
-    flag = _FLAG_OF.get(finding.kind)  # type: ignore[call-overload]
+    flag = _FLAG_OF.get(finding.kind)
     if flag is None or program is None or program.tree is None:
         return None
     made = _calls_of_optimizers(program.tree)

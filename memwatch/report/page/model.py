@@ -57,10 +57,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
     from memwatch.report.plan import Replayed
-    from memwatch.report.source import Finding, Reading
+    from memwatch.report.source import Reading
 
 MODEL_VERSION: Final = 1
 PEAK_EXTRA: Final = (

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from memwatch.analysis.compare import Comparison
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.planner.plan import Plan
     from memwatch.report.plan import Replayed
     from memwatch.report.records.schema import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
         TreeRecord,
         WayRecord,
     )
-    from memwatch.report.source import Finding, Reading
+    from memwatch.report.source import Reading
 
 _STORAGE: Final = ("nbytes", "category", "name", "tensor", "module", "op_name", "line")
 _HELD: Final = (*_STORAGE, "phase", "holder", "holder_kind", "holder_evidence")
