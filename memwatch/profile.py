@@ -151,7 +151,7 @@ class Profile(Reading):
                 session.note(words.PROGRAM_FAILED, words.ENDED_BY.format(error=session.ended_by))
             self._session = None
             try:
-                self._stop(session, failed=error is not None)
+                self._stop(session, error)
             except Exception as own:
                 if error is None:
                     raise
@@ -160,9 +160,9 @@ class Profile(Reading):
                 return False
             return True
 
-    def _stop(self, session: Session, *, failed: bool) -> None:
+    def _stop(self, session: Session, error: BaseException | None) -> None:
         self._recording = self._unpacked = self._replay_inputs = None
-        self._recording = session.stop(failed=failed)
+        self._recording = session.stop(error)
         self._replay_inputs = session.take_replay_inputs()
         if self.failure is not None:
             kept = "" if self._recording.is_lost else "; the profile is whole in this process only"

@@ -546,9 +546,13 @@ class Context:
             if current_graph_task_id() == NO_TASK:
                 self._storages.rewatch()
 
-    def look_again(self) -> None:
-        """At the end of the block, search for modules never called, for gradients, and for new and ended roles."""
-        self.owners.look_again()
+    def look_again(self, failed: FrameType | None = None) -> None:
+        """At the end of the block, search for modules never called, for gradients, and for new and ended roles.
+
+        Args:
+            failed: the innermost call of the program that an exception ended.
+        """
+        self.owners.look_again(failed)
         self.look_at_gradients()
         self.role_ends.look(sys._getframe())
 

@@ -318,15 +318,21 @@ class Owners:
         known = self.parameters.find(parameter)
         return ("", NONE) if known is None else (known.name, known.module)
 
-    def look_again(self) -> None:
+    def look_again(self, failed: FrameType | None = None) -> None:
         """Search for modules that were never called, at the end of the block.
 
         A storage that is still unknown was not made by an op. It gets no number, or it would count as alive at the
         beginning.
+
+        Args:
+            failed: the innermost call of the program that an exception ended. A model whose construction failed is a
+                variable of such a call only, and many programs run out of memory there.
         """
         self._ends = True
         with self._harmless:
-            self.registry.learn((), sys._getframe())
+            self.registry.learn((), failed or sys._getframe())
+            if failed is not None:
+                self.registry.learn_from_heap()
 
     def in_roles(self, among: KeysView[int] | None = None) -> Iterator[InRole]:
         """Yield the present parameters, buffers and optimizer states. Tensors that an optimizer steps come last.

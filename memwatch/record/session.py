@@ -48,6 +48,7 @@ from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from types import FrameType
 
     from torch import Tensor
 
@@ -237,11 +238,11 @@ class Session:
         """Keep a sentence for the report."""
         self._notes.note(kind, text)
 
-    def stop(self, *, failed: bool = False) -> Recording:
+    def stop(self, error: BaseException | None = None) -> Recording:
         """Switch everything off and return the recording.
 
         Args:
-            failed: whether an exception ends the block. Then its last step is kept.
+            error: the exception that ends the block. Then its last step is kept.
         """
         with contextlib.ExitStack() as ends:  # each of them, also after one that fails
             ends.callback(self._let_go)
@@ -250,11 +251,11 @@ class Session:
             ends.callback(self._timer.stop)
             ends.callback(self._switch_off)
             if self._steps is not None:
-                self._steps.end(failed=failed)
+                self._steps.end(failed=error is not None)
                 self.storages.wake()
             ends.callback(resume_gc, pause_gc())  # see `start`
             with disable_torch_function():
-                self.context.look_again()
+                self.context.look_again(_failed_call(error))
         self._process.sample(at_bound=True)
         self._accelerators.end()
         if self._compiled.count:
@@ -561,6 +562,14 @@ def allocator_only(function: Callable[[], Any]) -> Capture:
         "started_s": started_s,
     }
     return recording.capture()
+
+
+def _failed_call(error: BaseException | None) -> FrameType | None:
+    """Return the innermost call that an exception ended, and None without one."""
+    trace = None if error is None else error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else trace.tb_frame
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

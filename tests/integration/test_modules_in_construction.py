@@ -147,3 +147,35 @@ def test_a_module_at_the_address_of_one_that_was_in_construction_is_complete():
     registry.learn([second], None)
     registry.learn([third], None)
     assert registry.number_of(second) == registry.number_of(third)
+
+
+class FailsHalfWay(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(4))
+        raise MemoryError
+
+
+def fails_after_the_layers():
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
+    raise MemoryError(type(model))
+
+
+def fails_with_plain_tensors():
+    rows = [torch.rand(256, 256) for _ in range(4)]
+    raise MemoryError(len(rows))
+
+
+@pytest.mark.parametrize(
+    ("program", "are_parameters"),
+    [(FailsHalfWay, True), (fails_after_the_layers, True), (fails_with_plain_tensors, False)],
+    ids=["in its __init__", "before it is returned", "no model"],
+)
+def test_parameters_of_a_model_that_cannot_be_built(program, are_parameters):
+    with pytest.raises(MemoryError), memwatch.profile() as prof:
+        program()
+
+    large = prof.at_peak[prof.at_peak["nbytes"] >= 2**18]
+    assert len(large) == 4
+    assert (large["category"] == "parameter").all() == are_parameters
+    assert (large["category"] != "parameter").all() != are_parameters
