@@ -37,6 +37,11 @@ _NOISE: Final = 1.1
 
 Where the program takes longer than this, relative to a way that computes more, its time cannot be right.
 """
+_LEAST_GAIN_RATIO: Final = 0.01
+"""A setting that alone lowers the peak by less than this share may be superfluous beside the changes that count.
+
+A guess: the extra run costs a user a minute, and a line without use costs them a question.
+"""
 _MARGINS: Final = (1.0, 0.9)
 """Shares of the room under the limit that a planned way gets as its budget.
 
@@ -145,7 +150,27 @@ class Search:
                     self._reasons = {}
                     self._reason(words.FAST_ENOUGH.format(way=measured.way.name), *Kind)
                     break
+        self._try_without_settings()
         return self._best()
+
+    def _try_without_settings(self) -> None:
+        """Try the best way without the settings that lowered the peak by little when they were tried alone.
+
+        Each setting that lowers the peak at all is a part of all later ways, because it may lower it further there.
+        """
+        best, plain_bytes = self._best(), self.tried[0].peak_bytes
+        if best is None or plain_bytes is None:
+            return
+        most_bytes = plain_bytes * (1 - _LEAST_GAIN_RATIO)
+        idle = {
+            change
+            for each in self.tried
+            for change in each.way.changes
+            if each.way.has_settings_only and (each.peak_bytes or 0) > most_bytes
+        }
+        rest = tuple(change for change in best.way.changes if change not in idle)
+        if rest and len(rest) < len(best.way.changes):
+            self._try(Way(rest))
 
     def _is_fast(self, measured: Measurement) -> bool:
         """Return True if the steps of a way take no longer than the program's, which are timed again if so it seems.
@@ -245,13 +270,15 @@ class Search:
         """Return the fastest way under the limit. A way with other results is the last resort.
 
         A way is left out if another one fits that computes a part of its modules again and changes no more: it cannot
-        be faster, and its measured time would decide by chance. If several ways are equally fast, return the first
+        be faster, and its measured time would decide by chance. The same holds if another one fits that lacks only
+        some settings of it. If several ways are equally fast, return the first
         that was tried, because it changes less of the program. A way whose lines need memwatch, or a step in the
         backward, which forbids clipping and accumulation, must be faster than the others by more than the noise.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
         exact = [each for each in exact if not any(other.way.spares_work_of(each.way) for other in exact)]
+        exact = [each for each in exact if not any(other.way.spares_settings_of(each.way) for other in exact)]
         least_cost = min((each.cost for each in exact), default=0.0)
         plainer = [each for each in exact if not each.way.is_planned and not each.way.steps_in_backward]
         least_of_plainer = min((each.cost for each in plainer), default=math.inf)

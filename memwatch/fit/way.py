@@ -5,6 +5,7 @@ The lines contain the program's own names for its model and its optimizers, so t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,7 @@ from memwatch.kinds.fit import Kind
 from memwatch.sizes import format_bytes
 from memwatch.way_lines import LINES, joined, of_blocks
 from memwatch.words import fit as words
+from memwatch.words.ways import STANDS_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,10 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Expressions:
-    """The program's expressions for the objects in the lines of a way."""
+    """The program's expressions for the objects in the lines of a way.
+
+    Attributes:
+        unknown: words among them that are no variable of the program; a comment asks the user to replace them.
+    """
 
     model: str = "model"
     optimizers: tuple[str, ...] = ("optimizer",)
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,16 @@ class Way:
         is_less = mine != others or self.steps_in_backward != other.steps_in_backward
         return rest == rest_of_other and is_part and is_less
 
+    @property
+    def has_settings_only(self) -> bool:
+        """Whether it is not the program itself, and each of its changes is one argument or one line."""
+        return bool(self.changes) and all(change.kind.is_setting for change in self.changes)
+
+    def spares_settings_of(self, other: Way) -> bool:
+        """Return True if this way is the other one without some of its settings."""
+        more = set(other.changes) - set(self.changes)
+        return set(self.changes) < set(other.changes) and all(change.kind.is_setting for change in more)
+
     def also(self, *changes: Change) -> Way:
         """Return this way with more changes."""
         return Way((*self.changes, *changes))
@@ -153,7 +170,9 @@ class Way:
 
     def code(self, program: Expressions) -> str:
         """Return the lines that apply the way in a program."""
-        return joined(change.lines(program) for change in self.changes)
+        lines = joined(change.lines(program) for change in self.changes)
+        replaced = [word for word in program.unknown if re.search(rf"(?<![\w.]){word}\.", lines)]
+        return "".join(f"{STANDS_FOR.format(word=word)}\n" for word in replaced) + lines
 
 
 class Applied:
@@ -229,8 +248,10 @@ def expressions_of(
         optimizers: its optimizers.
     """
     fallback = ["optimizer"] if len(optimizers) == 1 else [f"optimizer_{n}" for n in range(len(optimizers))]
-    named = [_name(spaces, each) or name for each, name in zip(optimizers, fallback, strict=True)]
-    return Expressions(_name(spaces, model) or "model", tuple(named))
+    names = [_name(spaces, each) for each in (model, *optimizers)]
+    named = list(zip(names, ["model", *fallback], strict=True))
+    of_model, *of_optimizers = [name or word for name, word in named]
+    return Expressions(of_model, tuple(of_optimizers), tuple(word for name, word in named if name is None))
 
 
 def variables_of(step: Callable[[], Any]) -> list[Mapping[str, Any]]:

@@ -45,6 +45,11 @@ class Kind(Enum):
         return self in (Kind.FOREACH, Kind.FUSED)
 
     @property
+    def is_setting(self) -> bool:
+        """Whether it is one argument or one line that leaves the results as they are."""
+        return self in (Kind.FOREACH, Kind.GRADIENTS)
+
+    @property
     def is_of_optimizers(self) -> bool:
         """Whether the lines are about each optimizer."""
         return self.is_of_step or self in (Kind.GRADIENTS, Kind.STEP_IN_BACKWARD)

@@ -373,6 +373,39 @@ def test_of_ways_that_take_as_long_one_without_memwatch_is_kept():
     assert kept_beside(150).way.is_planned
 
 
+def gradients_that_wait(batch):
+    """A step whose peak is in the forward, with the gradients of the step before: a thousandth of it, or a tenth."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Tanh()) for _ in range(4)))
+    kept = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    x = torch.ones(batch, 64)
+
+    def step():
+        loss = torch.cat([model(x)] * 4).sum()
+        kept["optimizer"].zero_grad()
+        loss.backward()
+        kept["optimizer"].step()
+
+    return model, step
+
+
+@pytest.mark.parametrize(("batch", "is_of_use"), [(8192, False), (256, True)])
+def test_a_setting_without_use_is_left_out_of_the_way(batch, is_of_use):
+    model, step = gradients_that_wait(batch)
+    step()
+    limit = int(0.8 * fit_programs.peak_of(step))
+    model.zero_grad()
+    fit = memwatch.fit(step, model, limit, ways=("gradients", "checkpoint"), quiet=True)
+    kept = fit.ways["way"][fit.ways["kept"]].iloc[0]
+    assert fit.ways["way"].str.startswith("gradients + checkpoint").any()
+    assert kept.startswith("gradients + checkpoint") == is_of_use
+    assert kept.startswith("checkpoint") != is_of_use
+    # no variable has the optimizer: the lines cannot work as they are
+    assert ("# optimizer stands for your optimizer" in fit.code) == is_of_use
+    assert "stands for your model" not in fit.code
+    fit.undo()
+
+
 def _checkpoint(*names):
     return Change(Kind.CHECKPOINT, names)
 
