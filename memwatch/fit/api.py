@@ -228,7 +228,9 @@ def _not_reachable(
     )  # fmt: skip
     error = BudgetError(text, lowest, lowest.baseline_bytes).because(failed if failures else "")
     error = error.because(search.left_out)
-    if trial.left_bytes:  # memory of earlier runs is still alive, and a recording would count it as this run's
+    if (
+        trial.left_bytes
+    ):  # memory of earlier runs is still alive, and a recording would count it as this run's
         return error
     return error.because(_obstacle(trial.recorded(lowest.way), lowest, limit_bytes))
 
