@@ -140,6 +140,7 @@ class Fit:
         # torch takes seconds to import, so the first line comes before
         say(BEGINS.format(steps=options.steps, program=_THE_PROGRAM if options.command else program.target))
         from memwatch.fit.api import fit_program
+        from memwatch.words.fit import files_dropped
 
         try:
             found = fit_program(
@@ -152,6 +153,9 @@ class Fit:
                 print_line=say,
             )
         except MemwatchError:
+            # the summary would have these sentences
+            for remark in [] if files is None else files_dropped(files.drop_changes()):
+                say(remark)
             raise
         except BaseException as error:
             return _failed(error, files)

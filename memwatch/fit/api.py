@@ -221,21 +221,18 @@ def _not_reachable(
     failed = words.FAILED_WAYS.format(count=len(failures), failures="; ".join(dict.fromkeys(failures)))
     if lowest is None or lowest.peak_bytes is None:
         text = words.OUT_OF_MEMORY.format(tried=len(search.tried), device=trial.device)
-        return BudgetError(f"{text}; {failed}" if failures else text, None, 0)
+        return BudgetError((text, failed) if failures else text, None, 0)
     text = words.TOO_LARGE.format(
         limit=format_bytes(limit_bytes), device=trial.device, tried=words.count_of_ways(len(search.tried)),
         lowest=format_bytes(lowest.peak_bytes), way=lowest.way.name,
     )  # fmt: skip
-    if failures:
-        text = f"{text}; {failed}"
-    if search.left_out:
-        text = f"{text}; {search.left_out}"
+    error = BudgetError(text, lowest, lowest.baseline_bytes).because(failed if failures else "")
+    error = error.because(search.left_out)
     if (
         trial.left_bytes
     ):  # memory of earlier runs is still alive, and a recording would count it as this run's
-        return BudgetError(text, lowest, lowest.baseline_bytes)
-    why = _obstacle(trial.recorded(lowest.way), lowest, limit_bytes)
-    return BudgetError(f"{text}; {why}", lowest, lowest.baseline_bytes)
+        return error
+    return error.because(_obstacle(trial.recorded(lowest.way), lowest, limit_bytes))
 
 
 def _obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:

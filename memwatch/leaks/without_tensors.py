@@ -28,6 +28,7 @@ from memwatch.leaks.cause import cause_of, series_of
 from memwatch.leaks.diagnose import diagnose, nodes_of_graphs
 from memwatch.leaks.excuses import Exemptions, exempt_edges
 from memwatch.leaks.groups import leak_of
+from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind, with_line_of_change
 from memwatch.own_code import CodeOwner, code_owner
@@ -201,6 +202,8 @@ def _leak_of_tables(
     cut = edges[-1]
     cuts = {series_of(way[-1]): way[-1] for way in reversed(ways)}  # of each series the first
     every = max(1, round(calls / count))
+    hook = None if function is None else Vertex(VertexKind.FUNCTION, *_place_of(function))
+    known = known_leak(LeakKind.HOOKS, edges, hook)
     return Leak(
         kind=LeakKind.HOOKS,
         nbytes=0,
@@ -209,7 +212,8 @@ def _leak_of_tables(
         holder=hook_holder_phrase(edges, tables),
         path=path_lines(edges, branch_at=None),
         site=None,
-        advice=advice(Remedy.HOOK_PER_CALL, with_graph=False),
+        known=known,
+        advice=(known.remedy if known is not None else "") or advice(Remedy.HOOK_PER_CALL, with_graph=False),
         per_call=per_call,
         reference=edge_phrase(cut),
         edges=edges,
@@ -217,13 +221,8 @@ def _leak_of_tables(
         cuts=(cut, *(each for each in cuts.values() if each is not cut)),
         cause=cause_of(LeakKind.HOOKS, cut, edges, 0),
         hook="" if function is None else hook_phrase(*_place_of(function), edges),
-        added_at="" if function is None else _registered_at(function, edges),
+        added_at="" if hook is None else words_of(lines_that_register(hook, edges)),
     )
-
-
-def _registered_at(function: CodeType, edges: Sequence[Edge]) -> str:
-    name, file, line = _place_of(function)
-    return words_of(lines_that_register(Vertex(VertexKind.FUNCTION, name, file, line), edges))
 
 
 def _place_of(function: CodeType) -> tuple[str, str, int]:

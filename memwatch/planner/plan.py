@@ -32,15 +32,22 @@ class BudgetError(MemwatchError):
         best: the plan with the lowest peak that was found. From `fit`, the measurement of the way with the lowest
             peak; None if no way could run.
         bound_bytes: peak increase that no plan can go below (bytes). From `fit`, the live bytes before the step.
-        reason: why no plan fits.
+        reasons: why no plan fits. From `fit`, the limit and the lowest peak, and then what stands in the way.
+        reason: all reasons in one text.
         options: the options that would allow a lower peak. The message advises to use them.
     """
 
     def __init__(
-        self, reason: str, best: object, bound_bytes: int, options: tuple[str, ...] = (), advice: str = ""
+        self,
+        reason: str | tuple[str, ...],
+        best: object,
+        bound_bytes: int,
+        options: tuple[str, ...] = (),
+        advice: str = "",
     ) -> None:
-        super().__init__("; ".join(part for part in (reason, advice or _advice(options)) if part))
-        self.reason = reason
+        self.reasons = (reason,) if isinstance(reason, str) else reason
+        self.reason = "; ".join(self.reasons)
+        super().__init__("; ".join(part for part in (self.reason, advice or _advice(options)) if part))
         self.best = best
         self.bound_bytes = bound_bytes
         self.options = options
@@ -49,14 +56,14 @@ class BudgetError(MemwatchError):
     def for_options(self, existing: Collection[str]) -> BudgetError:
         """Return a new error that advises only options that the caller has."""
         options = tuple(each for each in self.options if each in existing)
-        return BudgetError(self.reason, self.best, self.bound_bytes, options, self._given_advice)
+        return BudgetError(self.reasons, self.best, self.bound_bytes, options, self._given_advice)
 
     def because(self, reason: str) -> BudgetError:
         """Return a new error with one more reason; this error if the reason is empty."""
         if not reason:
             return self
         return BudgetError(
-            f"{self.reason}; {reason}", self.best, self.bound_bytes, self.options, self._given_advice
+            (*self.reasons, reason), self.best, self.bound_bytes, self.options, self._given_advice
         )
 
 

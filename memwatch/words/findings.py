@@ -46,6 +46,8 @@ ALONE_AND_TOGETHER: Final = (
 TOGETHER: Final = "{change}; {peak} would fall to {together} with all findings fixed"
 """A finding's advice, by whether the peak falls when it alone is mended, and further with all others."""
 
+KNOWN: Final = "{change}; {known}"
+"""The change for memory that a library keeps, and the public thread about it."""
 FINDING: Final = "{holder}, {advice}"
 HOLDER_AT: Final = "{holder} at {site}{remark}"
 HOLDER_OF_VARIABLE: Final = "{holder} (`{variable}` is set at {site}){remark}"

@@ -317,3 +317,52 @@ def test_the_profile_for_pprof_lies_beside_the_capture_and_is_not_overwritten(na
     assert target.read_bytes() == b"mine"
     assert main(["transform", "-f", str(capture), "pprof", "-o", str(target)]) == 0
     assert target.read_bytes() == content
+
+
+STALE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128)) for _ in "ab"))
+
+    def forward(self, x):
+        self.last_input = x
+        return self.layers(x)
+
+def main():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        net(torch.randn(1024, 128)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+main()
+"""
+
+
+def test_ways_and_stale_memory_change_no_exit_code_and_growth_above_the_share_does(
+    shell_memwatch, narrow, wide, tmp_path, monkeypatch
+):
+    """`test_cli_leaks.py` has the codes of programs with and without leaks, and `test_plugin_findings.py` the gate."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(STALE)
+    done = shell_memwatch("run", "-o", "train.memwatch", "train.py")
+    assert done.returncode == 0, done.stderr
+    prof = memwatch.load("train.memwatch")
+    assert len(prof.ways)
+    assert "stale" in [str(finding.kind) for finding in prof.findings]
+    of_readers = {
+        ("summary", "train.memwatch"): 0,
+        ("stats", "train.memwatch"): 0,
+        ("tree", "train.memwatch"): 0,
+        ("report", "train.memwatch"): 0,
+        ("diff", "train.memwatch", "train.memwatch"): 0,
+        ("diff", str(narrow), str(wide)): 0,
+        ("diff", "--fail-above", "1%", "train.memwatch", "train.memwatch"): 0,
+        ("diff", "--fail-above", "1%", str(narrow), str(wide)): 1,
+    }
+    assert {words: main([*words]) for words in of_readers} == of_readers

@@ -128,6 +128,16 @@ def test_no_file_of_the_user_changes(folder, fit, beside_progress):
     assert "memwatch dropped these changes" in said
 
 
+@pytest.mark.usefixtures("_overlays")
+def test_no_file_of_the_user_changes_if_no_way_fits(folder, shell_memwatch):
+    (folder / "train.py").write_text(TRAIN.format(before=WRITES))
+    before = contents(folder)
+    done = shell_memwatch("fit", "--ways", "gradients", "--limit", "1KiB", "train.py")
+    assert done.returncode == 1
+    assert contents(folder) == before
+    assert "the script wrote or deleted 9 files, such as" in done.stderr
+
+
 def test_a_script_that_writes_nothing_gets_no_note(folder, fit, beside_progress):
     (folder / "train.py").write_text(TRAIN.format(before=""))
     done = fit("train.py")

@@ -154,7 +154,10 @@ def test_an_unreachable_limit_says_what_stands_in_the_way(limit, words):
     model, step = wide(torch.optim.SGD, lr=0.1, foreach=True, weight_decay=0.1)
     with pytest.raises(memwatch.BudgetError) as raised:
         memwatch.fit(step, model, limit, ways=("checkpoint",))
-    assert words in str(raised.value)
+    lowest, *_, obstacle = raised.value.reasons
+    assert lowest.startswith(f"fit found no way to keep a limit of {limit.replace(' KiB', '.00 KiB')} on cpu")
+    assert words in obstacle
+    assert str(raised.value) == "; ".join(raised.value.reasons)
     assert raised.value.best.peak_bytes > raised.value.best.baseline_bytes
 
 

@@ -44,6 +44,7 @@ def test_a_kept_graph_fails_the_test_and_a_detached_output_passes(pytester):
     pytester.makepyfile(test_verl=KEPT_GRAPHS)
     result = pytester.runpytest("-v", "--memwatch-json=out.json")
     result.assert_outcomes(failed=1, passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([
         "*test_that_keeps_graphs AVOIDABLE*",
         "*memwatch avoidable memory*",

@@ -34,8 +34,10 @@ from memwatch.analysis.saved_tensors import SavedTensorOutcomes, SavedTensors
 from memwatch.capture.schema import BACKWARD, NONE
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
+from memwatch.leaks.known_leaks import known_leak
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
+from memwatch.words.leaks import known_line
 from memwatch.words.places import short_own_place, short_place
 
 if TYPE_CHECKING:
@@ -490,6 +492,9 @@ def _finding(
             facts.allocations.nbytes[[*candidate.stored.intersection(candidate.allocations)]].sum()
         ),
     )
+    known = known_leak(candidate.kind, holder.edges)
+    if known is not None:
+        change = words.KNOWN.format(change=change, known=known_line(known))
     advice = with_peaks(
         candidate.kind,
         change,
