@@ -1,7 +1,7 @@
 // The life of one storage over the ops of the run: born, used, last used, freed, and the phases of the program behind.
 import uPlot from "uplot";
 import { FONT, axisOf, label, textColor, upright } from "./chart.ts";
-import { colorOf, named, type Part } from "./dom.ts";
+import { colorOf, el, named, swatch, type Part } from "./dom.ts";
 import { shortBytes, whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { Phases } from "./phases.ts";
@@ -36,6 +36,15 @@ export function phasesOf({ born, first, last, dead, known }: Life): { phase: str
 }
 
 export type Span = [number, number]; // ops, from the first to the one after the last
+
+// What the colours of a life mean.
+const PHASES: Record<string, string> = { lag: "before the first use", use: "from the first to the last use", drag: "after the last use", void: "never used", unknown: "no use recorded" };
+
+// Returns a legend of phases of a life, each with its meaning, or with another text after its name.
+export const phaseLegend = (phases: string[], text = (phase: string): string => PHASES[phase]): (Node | string)[] =>
+  phases.flatMap((phase) => [el("span", { class: "nowrap", title: PHASES[phase] }, swatch({ "data-phase": phase }), el("b", { text: phase }), ` ${text(phase)}`), " "]);
+
+export const phaseMeaning = (phase: string): string => PHASES[phase] ?? "";
 
 const LONG = 2; // times the usual life: what lives longer would make all other bars slivers. A guess.
 

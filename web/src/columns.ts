@@ -88,7 +88,7 @@ export function liveColumns(frame: Frame, total: number, ops: number, colouring:
     { name: "op", label: "Life", title: `The bars cover the ops from ${whole(span[0])} to ${whole(span[1] - 1)}. Click a name to see the whole life.`, cell: life },
     ...(frame.has("phase") ? [lifePhase(frame)] : []), // beside the bars whose colours it names
     line(frame, links),
-    ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => heldBy(frame.text("holder", row)) }] : []),
+    ...(holdersKnown(frame) ? [{ name: "holder", label: "Kept alive at the peak by", cell: (row: number) => heldBy(frame.text("holder", row)) }] : []),
     module(frame),
     text(frame, "tensor", "Tensor"),
   ];
