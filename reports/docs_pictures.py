@@ -144,7 +144,8 @@ def main() -> None:
     torch.set_num_threads(1)
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = Path(name) / "training"
+        folder.mkdir()
         shutil.copy(HERE / "page_training.py", folder / "train.py")
         os.chdir(folder)
         sys.path.insert(0, str(folder))

@@ -78,11 +78,23 @@ export function lifeWords({ born, first, last, dead, ops, known }: Life): string
   return `${begin}; ${used}; ${dead >= ops ? "alive at the end" : `freed after op ${whole(dead)}`}`;
 }
 
-// Draws the chart into a box; `uses` are the ops that used it, as far as they are in the page, `at` is the op shown.
-export function drawBiography(box: HTMLElement, life: Life, uses: number[], phases: Phases, at: number): void {
+// Returns the ops that the chart shows: the life, and some before and after it.
+function rangeOf(life: Life): [number, number] {
   const [start, end] = [Math.max(0, life.born), Math.max(life.dead, life.last + 1)];
   const room = Math.max(1, (end - start) * 0.25);
-  const range: [number, number] = [Math.max(0, start - room), Math.min(life.ops, end + room)];
+  return [Math.max(0, start - room), Math.min(life.ops, end + room)];
+}
+
+// Returns a legend of the colours behind the life: the phases of the program.
+export function programLegend(life: Life, phases: Phases): Node[] {
+  const [start, end] = rangeOf(life);
+  const shown = phases.all().filter(({ from, to }) => from < end && to > start);
+  return [...new Set(shown.map(({ phase }) => phase))].map((phase) => el("span", { class: "nowrap" }, el("i", { class: "swatch behind", "data-program": phase }), phase));
+}
+
+// Draws the chart into a box; `uses` are the ops that used it, as far as they are in the page, `at` is the op shown.
+export function drawBiography(box: HTMLElement, life: Life, uses: number[], phases: Phases, at: number): void {
+  const range = rangeOf(life);
   const pad = (range[1] - range[0] || 1) * MARGIN;
   const options: uPlot.Options = {
     width: box.clientWidth || 760,

@@ -135,6 +135,6 @@ export const stepColumns = (frame: Frame, links: Links): TableColumn[] => [
   size(frame, "end_live_bytes", "Live at its end"),
   { name: "duration_ns", label: "Duration", number: true, cell: (row) => duration(frame.number("duration_ns", row)) },
   count(frame, "start_op", "First op"),
-  count(frame, "end_op", "Op after the last"),
+  count(frame, "end_op", "Ends before op"),
   { name: "show", sort: false, label: "", cell: (row) => link("show its peak", () => links.showOp(frame.number("peak_op", row))) },
 ];

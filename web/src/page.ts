@@ -261,7 +261,7 @@ export class Page {
 
   #moduleSummary(): (Node | string)[] {
     const fold = (id: string, text: string, close: boolean) => link(text, () => this.#modules.foldAll(close), { id });
-    return ["Bytes at the peak, by the module that made or owns them. A row includes the rows indented under it; only “Calls” and “Own at the peak” are of the module alone. Parameters and inputs are not in “Only for backward”, because they stay alive anyway. ", fold("fold-modules", "Fold all", true), " ", fold("unfold-modules", "Unfold all", false)];
+    return ["Bytes at the peak, by the module that made or owns them. A row includes the rows indented under it; only “Calls” and “Own at the peak” are of the module alone. Parameters and inputs are not in “Only for backward”, because they stay alive anyway. ", fold("fold-modules", "Fold all", true), " · ", fold("unfold-modules", "Unfold all", false)];
   }
 
   // -- wiring ----------------------------------------------------------------------------------------------

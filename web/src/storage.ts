@@ -1,5 +1,5 @@
 // The dialog of one storage: what it is, its life, who holds it, its findings, and the call stack that allocated it.
-import { describe, drawBiography, lifeOf, phaseLegend, phaseMeaning, phasesOf } from "./biography.ts";
+import { describe, drawBiography, lifeOf, phaseLegend, phaseMeaning, phasesOf, programLegend } from "./biography.ts";
 import type { Detail } from "./detail.ts";
 import { $, el, link, marked, type Child } from "./dom.ts";
 import { bytes, duration, shortLine, shortOp, shortPaths, whole } from "./format.ts";
@@ -109,7 +109,7 @@ export class StorageDialog {
     const shown = lengths.length ? lengths.map(([phase]) => phase) : [...new Set(phasesOf(life).map(({ phase }) => phase))];
     const legend = phaseLegend(shown, (phase) => told.get(phase) ?? phaseMeaning(phase));
     const ticks = uses.length ? [el("span", { class: "nowrap" }, el("i", { class: "swatch tick" }), "an op that uses it")] : [];
-    return [el("p", { class: "layers" }, ...legend, ...ticks), el("p", { class: "muted life" }, describe(life, frame.number("nbytes", row))), el("p", { class: "links" }, "Show the instant: ", ...steps)];
+    return [el("p", { class: "layers" }, ...legend, ...ticks, ...programLegend(life, this.#parts.phases)), el("p", { class: "muted life" }, describe(life, frame.number("nbytes", row))), el("p", { class: "links" }, "Show the instant: ", ...steps)];
   }
 
   #stack(stack: number): HTMLElement[] {
