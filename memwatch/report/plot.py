@@ -55,7 +55,7 @@ class Plot:
             bands = {"labels": list(shown), "colors": colors, "step": "post", "linewidth": 0, **options}
             axes.stackplot(seconds, np.array(list(shown.values())), **bands)
         at = peak_instant(self._reading)
-        mark = {"marker": "v", "color": "black", "linestyle": "none", "label": "peak"}
+        mark: dict[str, Any] = {"marker": "v", "color": "black", "linestyle": "none", "label": "peak"}
         axes.plot(at.time_ns / 1e9, self._reading.peak_bytes, **mark)
         axes.legend(loc="upper left", fontsize="small")
         axes.set(xlabel="seconds after the start", ylabel="live bytes", title=self._title(), ylim=(0, None))
