@@ -1,8 +1,11 @@
-"""Read the text of the program's files: their syntax trees, and which function has which variables."""
+"""Read the text of the program's files: whether it changed, its syntax tree, and which function has which variables."""
 
 from __future__ import annotations
 
 import ast
+import linecache
+import os
+import stat
 import warnings
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -14,6 +17,23 @@ Read = TypeVar("Read")
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OTHER_SCOPES = (ast.ClassDef, ast.Lambda)
+
+
+def is_unchanged(file: str, started_s: float) -> bool:
+    """Return True for a Python file that nobody has changed since a run started.
+
+    Args:
+        file: its name. A capture from another machine may name any file of this one.
+        started_s: unix time of the start of the run, seconds.
+    """
+    try:
+        status = os.stat(file)
+    except (OSError, ValueError):  # a missing file, or a name such as "a\0b", which is not a path
+        return False
+    is_python = file.endswith((".py", ".pyw")) and stat.S_ISREG(status.st_mode)
+    if is_python:
+        linecache.checkcache(file)
+    return is_python and status.st_mtime <= started_s
 
 
 def parse(text: str) -> ast.Module | None:

@@ -19,6 +19,7 @@ _UNITS: Final = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_BINARY: Final = (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 _MOST_DIGITS: Final = 100
 """More are no size, and Python cannot read all of them as a number."""
 _LEAST_WITHOUT_UNIT: Final = 2**10
@@ -75,10 +76,17 @@ def format_bytes(nbytes: float) -> str:
     magnitude = abs(nbytes)
     if magnitude < 1024:
         return f"{nbytes:.0f} B"
-    for unit, scale in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
+    for unit, scale in _BINARY[:-1]:
         if round(magnitude / scale, 2) < 1024:
             return f"{nbytes / scale:.2f} {unit}"
     return f"{nbytes / 2**40:.2f} TiB"
+
+
+def format_bytes_as(nbytes: float, most_bytes: float) -> str:
+    """Print a byte count in the unit of the largest of some sizes that are compared, unless that would print a zero."""
+    scale, unit = max(((scale, unit) for unit, scale in _BINARY if scale <= most_bytes), default=(1, "B"))
+    in_unit = f"{nbytes / scale:.2f}"
+    return format_bytes(nbytes) if scale == 1 or not float(in_unit) else f"{in_unit} {unit}"
 
 
 def format_duration(duration_ns: float) -> str:

@@ -7,6 +7,7 @@ Writes docs/pictures/. Look at them after a change of the page.
 
 from __future__ import annotations
 
+import base64
 import importlib
 import os
 import shutil
@@ -33,9 +34,21 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from page import browser  # noqa: E402
 
 PICTURES = HERE.parent / "docs" / "pictures"
-WINDOW = (900, 1000)
+WINDOW = (900, 1400)
+"""It is so high that no part of a dialog needs a scroll bar."""
+MARGIN = 8
+"""Pixels around a part."""
 FIGURE_INCHES = (8, 3)
 DOTS_PER_INCH = 90
+AROUND = """
+    const [elements, margin] = arguments;
+    const boxes = elements.map((element) => element.getBoundingClientRect());
+    const edge = (of, name) => of(...boxes.map((box) => box[name]));
+    const [x, y] = [edge(Math.min, "left") - margin, edge(Math.min, "top") - margin];
+    const [width, height] = [edge(Math.max, "right") + margin - x, edge(Math.max, "bottom") + margin - y];
+    return { x: x + scrollX, y: y + scrollY, width, height };
+"""
+"""The box around some elements: a chart with its legend."""
 LEAKY = """import torch
 
 cache = []
@@ -102,8 +115,11 @@ def parts(folder: Path, prof: memwatch.Profile, planned: memwatch.Profile) -> No
     idle = prof.at_peak.query("category == 'held'").index[0]
     taken = {
         "holder.png": (f"{peak.as_uri()}#storage={storage}", "dialog[open]"),
-        "phases.png": (f"{peak.as_uri()}#storage={idle}", "dialog[open] .biography"),
-        "plan.png": (with_plan.as_uri(), "#plan-curves"),
+        "phases.png": (
+            f"{peak.as_uri()}#storage={idle}",
+            "dialog[open] :is(.biography, .biography + .layers)",
+        ),
+        "plan.png": (with_plan.as_uri(), "#curves-title, #curves-title + .legend, #plan-curves"),
         "ranks.png": (ranks_page(folder).as_uri(), "#steps"),
     }
     driver = browser()
@@ -113,9 +129,13 @@ def parts(folder: Path, prof: memwatch.Profile, planned: memwatch.Profile) -> No
         driver.get(address)
         driver.execute_script("document.documentElement.dataset.theme = 'light'")
         driver.execute_async_script("setTimeout(arguments[0], 1500)")
-        element = driver.find_element(By.CSS_SELECTOR, part)
-        driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
-        element.screenshot(str(PICTURES / name))
+        elements = driver.find_elements(By.CSS_SELECTOR, part)
+        driver.execute_script(
+            "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", elements[0]
+        )
+        clip = driver.execute_script(AROUND, elements, MARGIN)
+        shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": {**clip, "scale": 1}})
+        (PICTURES / name).write_bytes(base64.b64decode(shot["data"]))
     driver.quit()
 
 
@@ -124,7 +144,8 @@ def main() -> None:
     torch.set_num_threads(1)
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = Path(name) / "training"
+        folder.mkdir()
         shutil.copy(HERE / "page_training.py", folder / "train.py")
         os.chdir(folder)
         sys.path.insert(0, str(folder))

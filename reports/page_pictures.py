@@ -65,7 +65,7 @@ def pages(folder: Path) -> dict[str, tuple[Path, str]]:
             "",
         ),
         "ranks": (ranks_page(folder), ""),
-        "diff": (diff_page(compared, folder / "diff.html", old="batch 4", new="batch 6"), ""),
+        "diff": (diff_page(compared, folder / "diff.html", old="batch of 4", new="batch of 6"), ""),
     }
 
 

@@ -150,7 +150,7 @@ def _is_clean(rounds: Rounds) -> bool:
 
 
 def _with_advice_once(text: str) -> str:
-    """Return the text of leaks. An advice that equals the advice before it becomes "as above"."""
+    """Return the text of leaks. An advice that equals the one before it is not repeated."""
     from memwatch.words import leaks as words
 
     lines, latest, start = [], "", words.ADVICE.format(advice="")

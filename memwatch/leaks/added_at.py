@@ -184,7 +184,7 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
     owner = edges[at].owner if edges[at].kind in _IN_MODULES else None
     if owner is None and not (way and way[-1].name):
         return ()
-    texts = _texts([*_files(edges[: at + 1]), *files])
+    texts = _texts([*files_of(edges[: at + 1]), *files])
     found = [
         (file, change)
         for file, text in texts.items()
@@ -211,7 +211,7 @@ def lines_that_link(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str
     if at is None or edges[at].kind.row.is_entry or edges[at].name is None:
         return ()
     way = [edge for edge in edges[: at + 1] if not edge.kind.row.is_entry]
-    texts = _texts([*_files(edges[: at + 1]), *files])
+    texts = _texts([*files_of(edges[: at + 1]), *files])
     found = [
         (file, change)
         for file, text in texts.items()
@@ -231,7 +231,7 @@ def lines_that_register(hook: Vertex, edges: Sequence[Edge], files: Sequence[str
     """
     if hook.file is None or hook.line is None:
         return ()
-    texts = _texts([hook.file, *_files(edges), *files])
+    texts = _texts([hook.file, *files_of(edges), *files])
     defined = texts[hook.file].functions.get(hook.line) if hook.file in texts else None
     found = [
         (file, change)
@@ -332,7 +332,8 @@ def _is_hook(
     return not around and change.owner is None and is_imported
 
 
-def _files(edges: Sequence[Edge]) -> Iterator[str]:
+def files_of(edges: Sequence[Edge]) -> Iterator[str]:
+    """Yield the files of the references and of the objects at their ends."""
     for edge in edges:
         ends = (end.file for end in (edge.owner, edge.target, edge.reader) if end is not None)
         bases = () if edge.owner is None else (file for _, file in edge.owner.bases)

@@ -354,7 +354,9 @@ class _GrowthSearch:
             )
         if keeping is not None:
             every = leaks[keeping].every
-            leaks[keeping] = replace(leaks[keeping], graph_nodes=grown * every // calls)
+            is_shared = sum(leak.keeps_graph for leak in leaks) > 1
+            nodes = grown * every // calls
+            leaks[keeping] = replace(leaks[keeping], graph_nodes=nodes, shares_nodes=is_shared)
             return leaks
         assert survivor is not None
         several = self._holders_of_growing_graphs()

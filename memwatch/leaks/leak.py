@@ -69,6 +69,7 @@ class Leak(ShownAsText):
             replace it. For :func:`memwatch.check_leaks` only.
         graph_nodes: nodes of autograd graphs that the leak adds, per call that leaks: those of a graph, or those that
             the largest leak of :func:`memwatch.find_leaks` with a graph adds beside its tensors.
+        shares_nodes: True if other leaks keep graphs too, and may keep some of these nodes.
         known: the leak of a library that this is, with a link; None if it is the program's own.
         hook: the function that calls register as a hook, and where it is defined; empty for other leaks, and if the
             hooks are of several functions.
@@ -111,6 +112,7 @@ class Leak(ShownAsText):
     also: tuple[str, ...] = ()
     added_at: str = ""
     rises: bool = False
+    shares_nodes: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text
@@ -153,6 +155,7 @@ class Leak(ShownAsText):
                 per_call=self.per_call,
                 repeat=self.repeat,
                 every=self.every,
+                of_several=self.shares_nodes,
             )
             made.append(line)
         if self.added_at:

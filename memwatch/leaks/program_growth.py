@@ -943,7 +943,8 @@ class ProgramGrowth:
             ]
             leaks = rounds.leaks_within(keeping, measured, with_graph=True)
             if leaks and leaks[0].every == 1:
-                leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
+                nodes = _nodes_of_each(rounds)
+                leaks[0] = replace(leaks[0], graph_nodes=nodes, shares_nodes=len(leaks) > 1)
             leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
             unseen = {each.storage.run for each in look.unreachable if not each.looped}

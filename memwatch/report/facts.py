@@ -26,7 +26,7 @@ from memwatch.kinds.roles import CATEGORY_OF, KEPT_ON_PURPOSE
 from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words import summary as words
-from memwatch.words.findings import PEAK, PEAK_SO_FAR
+from memwatch.words.findings import PEAK, PEAK_SO_FAR, added_phrase
 from memwatch.words.places import own_place, short_own_place
 from memwatch.words.processes import PARTS, PROGRAM_FAILED, counted, parts_text
 from memwatch.words.storages import short_op
@@ -256,6 +256,7 @@ def headline(reading: Reading) -> str:
             holder=visible(growth.holder.removesuffix(growth.remark)),
             nbytes=format_bytes(growth.nbytes),
             share=f"{100 * growth.nbytes / reading.peak_bytes:.0f} %",
+            added=added_phrase(getattr(growth, "added_at", ())),
             the_peak=_the_peak(reading),
             peak=format_bytes(growth.predicted_peak_bytes),
         )

@@ -11,7 +11,7 @@ from memwatch.errors import MemwatchError
 from memwatch.report.console import category_style
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.report.page.events import live_by_category, peak_keeping_events
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_bytes_as
 from memwatch.text import visible
 
 if TYPE_CHECKING:
@@ -54,9 +54,10 @@ class Plot:
         if shown:  # a step, for bytes change at once
             bands = {"labels": list(shown), "colors": colors, "step": "post", "linewidth": 0, **options}
             axes.stackplot(seconds, np.array(list(shown.values())), **bands)
-            axes.legend(loc="upper left", fontsize="small")
         at = peak_instant(self._reading)
-        axes.plot(at.time_ns / 1e9, self._reading.peak_bytes, marker="v", color="black")
+        mark: dict[str, Any] = {"marker": "v", "color": "black", "linestyle": "none", "label": "peak"}
+        axes.plot(at.time_ns / 1e9, self._reading.peak_bytes, **mark)
+        axes.legend(loc="upper left", fontsize="small")
         axes.set(xlabel="seconds after the start", ylabel="live bytes", title=self._title(), ylim=(0, None))
         return _with_sizes(axes, "y")
 
@@ -142,7 +143,7 @@ def _with_sizes(axes: Axes, which: str) -> Axes:
 
     axis = axes.xaxis if which == "x" else axes.yaxis
     most_bytes = max(axis.get_view_interval())
-    axis.set_major_formatter(lambda nbytes, _: format_bytes(max(int(nbytes), 0)))
+    axis.set_major_formatter(lambda nbytes, _: format_bytes_as(max(int(nbytes), 0), most_bytes))
     power = math.ceil(math.log2(max(most_bytes, 1) / _MOST_TICKS))
     axis.set_major_locator(MultipleLocator(2 ** max(0, power)))
     return axes

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from memwatch.words.places import short_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LAG_IN_CALL: Final = "compute what the call waits for first, and this right before the call"
 """The advice for values on the evaluation stack: arguments of a call that is not complete yet."""
@@ -31,8 +36,11 @@ EMPTY_EACH_TIME: Final = "drop what an iteration puts there at the end of the lo
 
 ABOUT: Final = "about {nbytes}"
 """A peak that is estimated: what the mended program makes in its place was not recorded."""
-PER_ROUND: Final = "{headline} (+{rate} per iteration)"
+PER_ROUND: Final = "{headline} (+{rate} per iteration{added})"
 """A headline, and the bytes that each micro-batch, token or step of an environment adds."""
+ADDED_AT: Final = ", added at {sites}"
+OR: Final = " or "
+"""The lines of the program that add to the container. Python does not record which of them ran."""
 CHANGE: Final = "{headline}; {advice}"
 CHANGE_SENTENCE: Final = "It {change}."
 """The change as a sentence about the holder, where the peak after it stands elsewhere."""
@@ -57,7 +65,7 @@ EDIT: Final = "change {site}: {code}"
 ALSO_HELD: Final = "{holder} (also held by {others})"
 
 GROWTH: Final = (
-    "grows by {rate} per step since step {step}{made}, by {nbytes} in all; {advice}; "
+    "grows by {rate} per step since step {step}{made}{added}, by {nbytes} in all; {advice}; "
     "{peak} would fall to {alone}"
 )
 MADE_AT: Final = ", at {line}"
@@ -89,6 +97,12 @@ CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of 
 BUCKETS: Final = "DistributedDataParallel"
 AUTOCAST_CACHE: Final = "autocast's cache"
 FLOAT32_COPY: Final = "autograd, which saves what was converted for an op,"
+
+
+def added_phrase(sites: Iterable[str]) -> str:
+    """Return the lines that add to a container, as the end of a sentence; empty if there are none."""
+    places = OR.join(map(short_place, sites))
+    return ADDED_AT.format(sites=places) if places else ""
 
 
 def holder_at(holder: str, site: str, remark: str, variable: str = "") -> str:

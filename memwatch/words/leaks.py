@@ -27,6 +27,8 @@ TEXT_FROM_ROOT: Final = "path from the root:"
 TEXT_CYCLE: Final = "cycle:"
 """The same in the terminal."""
 GRAPH_NODES: Final = "  and {nodes}{each}, about {size}"
+NODES_OF_SEVERAL: Final = "; the other leaks with a graph may keep some of them"
+"""After `GRAPH_NODES`: all nodes are counted once, at the largest leak."""
 LEAKED_EACH: Final = "Each {repeat} leaks {amounts}."
 LEAKED: Final = "{amounts} leaked."
 TO_DO: Final = "To end it, cut this reference: {holder}."
@@ -120,7 +122,7 @@ NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
 GROW_BY_ROUND: Final = "The program leaks {parts}. The holders and the fixes:"
 GREW_BY_ROUND: Final = "The program leaked {parts} until it failed. The holders and the fixes:"
-AS_ABOVE: Final = "as above"
+AS_ABOVE: Final = "the same as for the leak before this one"
 """In place of an advice that the leak before has too."""
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
@@ -542,11 +544,14 @@ def _on_each(repeat: str, every: int) -> str:
     return ON_EACH.format(repeat=repeat) if every == 1 else ON_ONE_IN.format(repeat=repeat, every=every)
 
 
-def nodes_line(nodes: int, nbytes: int, *, per_call: bool, repeat: str, every: int) -> str:
+def nodes_line(
+    nodes: int, nbytes: int, *, per_call: bool, repeat: str, every: int, of_several: bool = False
+) -> str:
     """Return the autograd nodes that a leak keeps beside tensors, as a line under it."""
     counted = _counted(LeakKind.GRAPH, nodes)
     each = _on_each(repeat, every) if per_call else ""
-    return GRAPH_NODES.format(nodes=counted, each=each, size=format_bytes(nbytes))
+    line = GRAPH_NODES.format(nodes=counted, each=each, size=format_bytes(nbytes))
+    return line + NODES_OF_SEVERAL if of_several else line
 
 
 def tensors_of_hooks_line(device: str, nbytes: int, *, per_call: bool, repeat: str, every: int) -> str:

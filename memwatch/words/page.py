@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memwatch.sizes import format_bytes_as
 from memwatch.words.ways import HEADING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SECTIONS: Final = {
     "leaks": "Leaks",
@@ -22,7 +23,7 @@ SECTIONS: Final = {
 """The name of each section by its id: the navigation shows it, and the heading of the section begins with it."""
 
 LINES_MEANING: Final = (
-    "The bytes shown above, by the line of your code that they come from, with the backward of its ops: a gradient "
+    "The live bytes, by the line of your code that they come from, with the backward of its ops: a gradient "
     "counts for the line of the forward op."
 )
 """The sentence above the lines of the program. The summary's heading of its lines (`summary.LINES`) says the same."""
@@ -44,3 +45,37 @@ def unread_text(files: Sequence[str]) -> str:
     shown = ", ".join(files[:_MOST_FILES])
     more = len(files) - _MOST_FILES
     return _UNREAD.format(files=f"{shown} and {more} more" if more > 0 else shown)
+
+
+_ROSE: Final = "The peak rose by {change}{share}, from {old} to {new}."
+_FELL: Final = "The peak fell by {change}{share}, from {old} to {new}."
+_EQUAL: Final = "Both peaks are {new}."
+_MOST_OF_CHANGE: Final = " The category {category} changed most: by {change}."
+
+
+def diff_headline(old_bytes: int, new_bytes: int, changes: Mapping[str, int]) -> str:
+    """Return the first sentences of the page of two captures.
+
+    Args:
+        old_bytes: the old peak.
+        new_bytes: the new peak.
+        changes: by how many bytes each category is larger at the new peak.
+    """
+    change, most = new_bytes - old_bytes, max(old_bytes, new_bytes)
+    old, new = (format_bytes_as(nbytes, most) for nbytes in (old_bytes, new_bytes))
+    if not change:
+        text = _EQUAL.format(new=new)
+    else:
+        text = (_ROSE if change > 0 else _FELL).format(
+            change=format_bytes_as(abs(change), most),
+            share=f" ({100 * abs(change) / old_bytes:.1f} %)" if old_bytes else "",
+            old=old,
+            new=new,
+        )
+    largest = max(changes, key=lambda name: abs(changes[name]), default=None)
+    if largest is None or not changes[largest]:
+        return text
+    sign = "+" if changes[largest] > 0 else ""
+    return text + _MOST_OF_CHANGE.format(
+        category=largest, change=sign + format_bytes_as(changes[largest], most)
+    )

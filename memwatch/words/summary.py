@@ -21,7 +21,7 @@ HEADLINE_TWO_LINES: Final = (
 )
 """Where the second line made nearly as much."""
 HEADLINE_GROWTH: Final = (
-    "Memory grows by {rate} with each iteration: {holder} keeps {nbytes} ({share} of the peak). "
+    "Memory grows by {rate} with each iteration: {holder} keeps {nbytes} ({share} of the peak){added}. "
     "If you fix that, {the_peak} falls to {peak}."
 )
 """In place of `HEADLINE`: the parts of the peak say little while one of them grows."""
@@ -75,7 +75,7 @@ NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: `--rows 40` lists them, and prof.notes in Python"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
-LEAKS_COMMAND: Final = "To find the line that makes memory grow:\n{command}"
+LEAKS_COMMAND: Final = "To list the tensors that the program leaks, with their holders:\n{command}"
 FIT_COMMAND: Final = "To run the changes and measure the peak and the time of each:\n{command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import re
 
 import pytest
@@ -57,8 +58,12 @@ def test_the_summary_names_the_growth_first_and_lists_other_changes_only_without
     assert ("Code for the change" in told) == (not grows)
     assert (" leaks train.py" in told) == grows
     assert (" fit --limit " in told) == (not grows)
-    line = TRAINING.splitlines().index("log = Log()") + 1
+    lines = TRAINING.splitlines()
+    line, added = lines.index("log = Log()") + 1, lines.index("    {line}") + 1
     assert (f"`log.losses` of module `__main__` (`log` is set at train.py:{line})" in told) == grows
+    assert (f"of the peak), added at train.py:{added}. If" in told) == grows
+    assert (f"per iteration, added at train.py:{added})" in told) == grows
+    assert ("added at" in told) == grows
 
 
 def test_the_page_opens_the_code_of_a_change_only_where_nothing_grows(recorded, tmp_path):
@@ -256,3 +261,93 @@ def test_the_summary_shows_the_line_to_change_as_the_page_does(shell_memwatch, t
     with (tmp_path / "steps.py").open("a") as file:
         file.write("# later")  # the lines may have moved
     assert new not in " ".join(memwatch.load("steps.memwatch").summary().split())
+
+
+FILLED = """
+import os
+import torch
+import memwatch
+
+class Log:
+    def __init__(self):
+        self.outputs, self.losses = [], []
+
+    def add(self, value):
+        self.outputs.append(value)  # of an attribute
+
+    def add_loss(self, value):
+        self.losses.append(value)  # of one line
+
+def put(values, value):
+    values.append(value)
+
+table = {}
+log = Log()
+
+def of_list(at, value, kept):
+    kept.append(value)  # of a list
+
+def of_dictionary(at, value, kept):
+    table.setdefault("loss", []).append(value)  # of a dictionary
+
+def of_attribute(at, value, kept):
+    log.add(value)
+
+def of_two_lines(at, value, kept):
+    if at % 2:
+        log.losses.append(value)  # of the other line
+    else:
+        log.add_loss(value)
+
+def under_another_name(at, value, kept):
+    put(kept, value)
+
+def one_value(at, value, kept):
+    kept[:] = [value]
+
+def of_loop():
+    kept = []
+    for at in range(8):
+        value = torch.ones(256, 1024) * at
+        kept.append(value)  # of a loop
+    return kept
+
+def passes(fill):
+    kept = []
+    for at in range(8):
+        fill(at, torch.ones(256, 1024) * at, kept)
+    return kept
+
+lines = open(__file__).read().splitlines()
+for fill in (of_list, of_dictionary, of_attribute, of_two_lines, under_another_name, one_value, None):
+    table.clear()
+    log.__init__()
+    with memwatch.profile() as prof:
+        kept = of_loop() if fill is None else passes(fill)
+    found = [finding for finding in prof.findings if finding.growth_bytes]
+    places = [place.rpartition(":") for finding in found for place in finding.added_at]
+    assert all(place[0] == __file__ for place in places)
+    name = "of_loop" if fill is None else fill.__name__
+    print(name, len(found), *(lines[int(place[2]) - 1].partition("# ")[2] for place in places), sep=",")
+prof.save("filled.memwatch")
+"""
+
+
+def test_a_finding_names_the_lines_that_add_to_the_container_where_they_are_known(fresh_python, tmp_path):
+    """No line is known where the container has another name, or after the file has changed."""
+    file = tmp_path / "filled.py"
+    file.write_text(FILLED)
+    done = fresh_python("import filled")
+    assert done.stdout.splitlines() == [
+        "of_list,1",
+        "of_dictionary,1,of a dictionary",
+        "of_attribute,1,of an attribute",
+        "of_two_lines,1,of one line,of the other line",
+        "under_another_name,1",
+        "one_value,0",
+        "of_loop,1,of a loop",
+    ]
+    prof = memwatch.load(tmp_path / "filled.memwatch")
+    later_s = prof.meta["started_s"] + 10
+    os.utime(file, (later_s, later_s))
+    assert not any(finding.added_at for finding in prof.findings)

@@ -280,8 +280,19 @@ def test_a_storage_shows_its_stack(shown, training):
     assert (int(life["first"]), int(life["last"])) == (row["first_use_op"], row["last_use_op"])
     used = training.uses[training.uses["storage"] == made]["op"].unique()
     assert [int(op) for op in life["uses"].split()] == sorted(used)
-    words = shown.text("#storage-body .life")
-    assert all(phase in words for phase in ("lag", "use", "drag", "void") if row[f"{phase}_ns"])
+    legend = shown.text("#storage-body .layers")
+    meanings = {
+        "lag": "before the first use",
+        "use": "to the last use",
+        "drag": "after the last use",
+        "void": "never used",
+    }
+    assert all(
+        f"{phase} " in legend and meaning in legend
+        for phase, meaning in meanings.items()
+        if row[f"{phase}_ns"]
+    )
+    assert ("an op that uses it" in legend) == bool(len(used))
     file, line, function, _ = next(frame for frame in training.stack(row["stack"]) if frame[3])
     *_, folder, name = file.split("/")
     assert f"…/{folder}/{name}:{line}" in text

@@ -1,7 +1,7 @@
 // The life of one storage over the ops of the run: born, used, last used, freed, and the phases of the program behind.
 import uPlot from "uplot";
 import { FONT, axisOf, label, textColor, upright } from "./chart.ts";
-import { colorOf, named, type Part } from "./dom.ts";
+import { colorOf, el, named, swatch, type Part } from "./dom.ts";
 import { shortBytes, whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { Phases } from "./phases.ts";
@@ -37,6 +37,15 @@ export function phasesOf({ born, first, last, dead, known }: Life): { phase: str
 
 export type Span = [number, number]; // ops, from the first to the one after the last
 
+// What the colours of a life mean.
+const PHASES: Record<string, string> = { lag: "before the first use", use: "from the first to the last use", drag: "after the last use", void: "never used", unknown: "no use recorded" };
+
+// Returns a legend of phases of a life, each with its meaning, or with another text after its name.
+export const phaseLegend = (phases: string[], text = (phase: string): string => PHASES[phase]): (Node | string)[] =>
+  phases.flatMap((phase) => [el("span", { class: "nowrap", title: PHASES[phase] }, swatch({ "data-phase": phase }), el("b", { text: phase }), ` ${text(phase)}`), " "]);
+
+export const phaseMeaning = (phase: string): string => PHASES[phase] ?? "";
+
 const LONG = 2; // times the usual life: what lives longer would make all other bars slivers. A guess.
 
 // Returns the ops that the small bars of a table cover: the lives that are not much longer than that of half of the bytes.
@@ -69,11 +78,23 @@ export function lifeWords({ born, first, last, dead, ops, known }: Life): string
   return `${begin}; ${used}; ${dead >= ops ? "alive at the end" : `freed after op ${whole(dead)}`}`;
 }
 
-// Draws the chart into a box; `uses` are the ops that used it, as far as they are in the page, `at` is the op shown.
-export function drawBiography(box: HTMLElement, life: Life, uses: number[], phases: Phases, at: number): void {
+// Returns the ops that the chart shows: the life, and some before and after it.
+function rangeOf(life: Life): [number, number] {
   const [start, end] = [Math.max(0, life.born), Math.max(life.dead, life.last + 1)];
   const room = Math.max(1, (end - start) * 0.25);
-  const range: [number, number] = [Math.max(0, start - room), Math.min(life.ops, end + room)];
+  return [Math.max(0, start - room), Math.min(life.ops, end + room)];
+}
+
+// Returns a legend of the colours behind the life: the phases of the program.
+export function programLegend(life: Life, phases: Phases): Node[] {
+  const [start, end] = rangeOf(life);
+  const shown = phases.all().filter(({ from, to }) => from < end && to > start);
+  return [...new Set(shown.map(({ phase }) => phase))].map((phase) => el("span", { class: "nowrap" }, el("i", { class: "swatch behind", "data-program": phase }), phase));
+}
+
+// Draws the chart into a box; `uses` are the ops that used it, as far as they are in the page, `at` is the op shown.
+export function drawBiography(box: HTMLElement, life: Life, uses: number[], phases: Phases, at: number): void {
+  const range = rangeOf(life);
   const pad = (range[1] - range[0] || 1) * MARGIN;
   const options: uPlot.Options = {
     width: box.clientWidth || 760,

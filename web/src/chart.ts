@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 import type { Axis } from "./detail.ts";
 import { el, named } from "./dom.ts";
-import { TIME_STEPS_NS, shortBytes, timeTicks, whole } from "./format.ts";
+import { TIME_STEPS_NS, byteTicks, timeTicks, whole } from "./format.ts";
 
 export const FONT = "12px system-ui, sans-serif";
 // What all charts begin with: they fill the width of their box, and the page has legends of its own.
@@ -73,7 +73,7 @@ export function axisOf(more: uPlot.Axis): uPlot.Axis {
   return { stroke: text, grid, ticks: grid, font: FONT, ...more };
 }
 
-export const bytesAxis = (more: uPlot.Axis = {}): uPlot.Axis => axisOf({ values: (_, ticks) => ticks.map(shortBytes), incrs: BINARY_STEPS, size: 80, ...more });
+export const bytesAxis = (more: uPlot.Axis = {}): uPlot.Axis => axisOf({ values: (_, ticks) => byteTicks(ticks), incrs: BINARY_STEPS, size: 80, ...more });
 
 // The axis of a run, in time or in events. Two charts with it, one above the other, begin and end at the same pixels.
 export function runAxis(axis: Axis, name?: string): uPlot.Axis {

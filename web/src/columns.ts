@@ -88,7 +88,7 @@ export function liveColumns(frame: Frame, total: number, ops: number, colouring:
     { name: "op", label: "Life", title: `The bars cover the ops from ${whole(span[0])} to ${whole(span[1] - 1)}. Click a name to see the whole life.`, cell: life },
     ...(frame.has("phase") ? [lifePhase(frame)] : []), // beside the bars whose colours it names
     line(frame, links),
-    ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => heldBy(frame.text("holder", row)) }] : []),
+    ...(holdersKnown(frame) ? [{ name: "holder", label: "Kept alive at the peak by", cell: (row: number) => heldBy(frame.text("holder", row)) }] : []),
     module(frame),
     text(frame, "tensor", "Tensor"),
   ];
@@ -135,6 +135,6 @@ export const stepColumns = (frame: Frame, links: Links): TableColumn[] => [
   size(frame, "end_live_bytes", "Live at its end"),
   { name: "duration_ns", label: "Duration", number: true, cell: (row) => duration(frame.number("duration_ns", row)) },
   count(frame, "start_op", "First op"),
-  count(frame, "end_op", "Op after the last"),
+  count(frame, "end_op", "Ends before op"),
   { name: "show", sort: false, label: "", cell: (row) => link("show its peak", () => links.showOp(frame.number("peak_op", row))) },
 ];

@@ -60,7 +60,7 @@ export class Findings {
         link(counted(this.#storages[index].size, "storage"), () => pick("finding", index, { toggle: true }), { class: "link to-storages" }),
         el("span", { class: "now" }),
         link("the instant at which they are largest", highest, { class: "link to-instant" }),
-        ...(finding.site ? [link(shortLine(finding.site), () => (pick("line", finding.site), revealLine(finding.site)), { class: "link to-line", title: finding.site })] : []),
+        ...(finding.site ? [link(finding.place || shortLine(finding.site), () => (pick("line", finding.site), revealLine(finding.site)), { class: "link to-line", title: finding.site })] : []),
         ...finding.modules.map((module) => link(`module ${module}`, () => pick("module", module), { class: "link to-module" })),
       ];
       this.#entries[index].append(el("p", { class: "links" }, ...parts));
@@ -76,7 +76,7 @@ export class Findings {
     }
     this.#entries.forEach((entry, index) => {
       const now = entry.querySelector<HTMLElement>(".now")!;
-      now.textContent = `${bytes(sums[index])} of them ${when}`;
+      now.textContent = sums[index] ? `${bytes(sums[index])} of them ${when}` : `none of them live ${when}`;
       now.dataset.bytes = String(sums[index]);
       entry.classList.toggle("picked", isPicked("finding", index));
     });

@@ -30,8 +30,24 @@ export function bytes(count: number): string {
   return `${fixed(count / 2 ** 40, 2)} TiB`;
 }
 
+// Returns the labels of an axis in bytes, all in one unit: that of the largest tick.
+export function byteTicks(ticks: number[]): string[] {
+  const most = Math.max(...ticks.map(Math.abs));
+  const [unit, scale] = unitOf(most);
+  return ticks.map((count) => (count === 0 ? "0 B" : `${Number((count / scale).toFixed(most / scale < 100 ? 3 : 0))} ${unit}`));
+}
+
+const unitOf = (count: number): [string, number] => [...UNITS, ["TiB", 2 ** 40] as [string, number]].filter(([, scale]) => Math.abs(count) >= scale).at(-1) ?? ["B", 1];
+
+// Prints bytes in the unit of the largest of some sizes that are compared, unless that would print a zero.
+export function bytesAs(count: number, most: number): string {
+  const [unit, scale] = unitOf(most);
+  const digits = fixed(count / scale, 2);
+  return scale === 1 || Number(digits) === 0 ? bytes(count) : `${digits} ${unit}`;
+}
+
 export const shortBytes = (count: number): string => bytes(count).replace(/(\.[0-9]*?)0+ /, "$1 ").replace(". ", " ");
-export const signedBytes = (count: number): string => `${count > 0 ? "+" : count < 0 ? "−" : ""}${bytes(Math.abs(count))}`;
+export const signedBytes = (count: number, most = Math.abs(count)): string => `${count > 0 ? "+" : count < 0 ? "−" : ""}${bytesAs(Math.abs(count), most)}`;
 
 export function duration(ns: number): string {
   if (ns === 0) return "0 s";

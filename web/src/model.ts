@@ -11,6 +11,7 @@ export interface Finding {
   nbytes: number;
   holder: string;
   site: string;
+  place: string; // the same, shortened
   modules: string[];
   storages: Packed;
 }

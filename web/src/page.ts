@@ -1,4 +1,5 @@
 // The page of a profile: each part is drawn again when what it shows of the state has changed.
+import { phaseLegend } from "./biography.ts";
 import { Colouring } from "./colouring.ts";
 import { liveColumns, type Links, moduleColumns, savedColumns, stepColumns } from "./columns.ts";
 import { Curve } from "./curve.ts";
@@ -233,7 +234,8 @@ export class Page {
     const all = this.#live.sum("nbytes");
     const part = sum === all ? "" : ` of ${bytes(all)}`;
     const verb = frame.has("change") ? "changed" : "live";
-    return [el("span", { id: "live-total", "data-bytes": sum, text: `${bytes(sum)}${part} in ${whole(rows.length)} storage${rows.length === 1 ? "" : "s"} ${verb} ${this.#when}.` })];
+    const legend = el("span", { class: "layers muted", id: "life-legend" }, "Life, op by op: ", ...phaseLegend(["lag", "use", "drag", "void"]));
+    return [el("span", { id: "live-total", "data-bytes": sum, text: `${bytes(sum)}${part} in ${whole(rows.length)} storage${rows.length === 1 ? "" : "s"} ${verb} ${this.#when}.` }), legend];
   }
 
   // Of the saved tensors of a whole run, those at the peak answer the page's question.
@@ -259,7 +261,7 @@ export class Page {
 
   #moduleSummary(): (Node | string)[] {
     const fold = (id: string, text: string, close: boolean) => link(text, () => this.#modules.foldAll(close), { id });
-    return ["Bytes at the peak, by the module that made or owns them. A row includes the rows indented under it; only “Calls” and “Own at the peak” are of the module alone. Parameters and inputs are not in “Only for backward”, because they stay alive anyway. ", fold("fold-modules", "Fold all", true), " ", fold("unfold-modules", "Unfold all", false)];
+    return ["Bytes at the peak, by the module that made or owns them. A row includes the rows indented under it; only “Calls” and “Own at the peak” are of the module alone. Parameters and inputs are not in “Only for backward”, because they stay alive anyway. ", fold("fold-modules", "Fold all", true), " · ", fold("unfold-modules", "Unfold all", false)];
   }
 
   // -- wiring ----------------------------------------------------------------------------------------------

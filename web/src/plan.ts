@@ -107,6 +107,7 @@ class TradeOff {
     const right = Math.max(program, x.at(-1)!) * 1.04;
     const options: uPlot.Options = {
       ...frameOf(this.box, HEIGHT_PX),
+      padding: [null, 36, null, null], // half of the last label
       cursor: { show: false },
       scales: { x: { time: false, range: () => [0, right] }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
       axes: [

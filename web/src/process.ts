@@ -3,7 +3,7 @@ import uPlot from "uplot";
 import { Walk, bytesAxis, frameOf, keepWidth, runAxis } from "./chart.ts";
 import type { Axis } from "./detail.ts";
 import { $, named } from "./dom.ts";
-import { bytes, duration, shortBytes } from "./format.ts";
+import { bytes, duration } from "./format.ts";
 import type { ProcessModel } from "./model.ts";
 import type { Range } from "./timeline.ts";
 
@@ -15,9 +15,6 @@ function sizesOf({ scales }: uPlot): number[] {
   const most = scales.y.max! / HEADROOM;
   return [0, 2 ** Math.floor(Math.log2(0.6 * most)), most];
 }
-
-// The axis has room for three digits and the unit: `609 MiB` for `608.75 MiB`.
-const rounded = (size: number): string => shortBytes(size).replace(/^\d{3,}\.\d+/, (digits) => String(Math.round(Number(digits))));
 
 export class ProcessBand {
   readonly box = $("process-plot");
@@ -53,7 +50,7 @@ export class ProcessBand {
       ...frameOf(this.box, HEIGHT_PX),
       cursor: { drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false, range: () => this.#range }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
-      axes: [runAxis(this.#axis), bytesAxis({ splits: sizesOf, values: (_, sizes) => sizes.map(rounded) })],
+      axes: [runAxis(this.#axis), bytesAxis({ splits: sizesOf })],
       series: [{}, ...series.reverse()], // the topmost first: each is painted over by those below it
       hooks: { setCursor: [this.#walk.follow] },
     };

@@ -1,7 +1,7 @@
 // The dialog of one storage: what it is, its life, who holds it, its findings, and the call stack that allocated it.
-import { describe, drawBiography, lifeOf } from "./biography.ts";
+import { describe, drawBiography, lifeOf, phaseLegend, phaseMeaning, phasesOf, programLegend } from "./biography.ts";
 import type { Detail } from "./detail.ts";
-import { $, el, link, marked, swatch, type Child } from "./dom.ts";
+import { $, el, link, marked, type Child } from "./dom.ts";
 import { bytes, duration, shortLine, shortOp, shortPaths, whole } from "./format.ts";
 import type { Findings } from "./findings.ts";
 import type { Frame } from "./frame.ts";
@@ -90,7 +90,7 @@ export class StorageDialog {
   }
 
   // The words of its life lead to the instants; durations are known of what is alive at the peak.
-  #life({ frame, row, ops }: Shown): HTMLElement[] {
+  #life({ frame, row, ops, uses }: Shown): HTMLElement[] {
     const { detail, instant } = this.#parts;
     const life = lifeOf(frame, row, ops);
     const at = (words: string, place: (events: Detail, storage: number) => number) =>
@@ -105,8 +105,11 @@ export class StorageDialog {
       ...(life.dead < ops ? [at("freed", (events, storage) => events.row[events.death[storage] < 0 ? events.count - 1 : events.death[storage]])] : []),
     ];
     const lengths = frame.has("lag_ns") ? LIFE.map((phase): [string, number] => [phase, frame.number(`${phase}_ns`, row)]).filter(([, length]) => length > 0) : [];
-    const legend = lengths.flatMap(([phase, length]) => [el("span", { class: "nowrap" }, swatch({ "data-phase": phase }), `${phase} ${duration(length)}`), " "]);
-    return [el("p", { class: "muted life" }, describe(life, frame.number("nbytes", row)), " ", ...legend), el("p", { class: "links" }, "Show the instant: ", ...steps)];
+    const told = new Map(lengths.map(([phase, length]) => [phase, `${phaseMeaning(phase)}: ${duration(length)}`]));
+    const shown = lengths.length ? lengths.map(([phase]) => phase) : [...new Set(phasesOf(life).map(({ phase }) => phase))];
+    const legend = phaseLegend(shown, (phase) => told.get(phase) ?? phaseMeaning(phase));
+    const ticks = uses.length ? [el("span", { class: "nowrap" }, el("i", { class: "swatch tick" }), "an op that uses it")] : [];
+    return [el("p", { class: "layers" }, ...legend, ...ticks, ...programLegend(life, this.#parts.phases)), el("p", { class: "muted life" }, describe(life, frame.number("nbytes", row))), el("p", { class: "links" }, "Show the instant: ", ...steps)];
   }
 
   #stack(stack: number): HTMLElement[] {
@@ -132,5 +135,5 @@ function holder(frame: Frame, row: number): HTMLElement[] {
   const path = frame.text("path", row).split("\\n").filter(Boolean);
   const kind = frame.text("holder_kind", row);
   const said = el("p", { text: frame.text("holder", row) + (kind ? ` (${kind})` : "") });
-  return [el("h3", { text: "Held at the peak by" }), said, ...(path.length ? [el("ol", { class: "path" }, ...path.map((edge) => el("li", { title: edge, text: shortPaths(edge) })))] : [])];
+  return [el("h3", { text: "Kept alive at the peak by" }), said, ...(path.length ? [el("ol", { class: "path" }, ...path.map((edge) => el("li", { title: edge, text: shortPaths(edge) })))] : [])];
 }

@@ -255,6 +255,8 @@ class Finding(ShownAsText):
         growth_bytes: bytes that each step or each pass of a loop adds to it; 0 if it does not grow.
         edges: the references of `path`, the root's first; empty if other holders keep the bytes too.
         last_used: `file:line` of the program's own code that used the memory last; "" if not known.
+        added_at: of a container that grows, `file:line` of each line of the program that adds to it; empty if not
+            known.
     """
 
     kind: FindingKind
@@ -271,6 +273,7 @@ class Finding(ShownAsText):
     growth_bytes: int = field(default=0, repr=False)
     edges: Path = field(default=(), repr=False, compare=False)
     last_used: str = field(default="", repr=False)
+    added_at: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def variable(self) -> str:

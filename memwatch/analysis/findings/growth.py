@@ -10,10 +10,13 @@ import numpy as np
 from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.capture.schema import IN_BACKWARD, NONE
+from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
+from memwatch.own_code import is_program_code
+from memwatch.program_text import is_unchanged
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
-from memwatch.words.places import short_own_place
+from memwatch.words.places import cell_name, short_own_place, split_site
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.loops import Loops
     from memwatch.analysis.holders import Holders
     from memwatch.capture.columns import IntArray
+    from memwatch.capture.paths import Path
 
 # Series: a container gets more memory with each pass of a loop, as with each micro-batch or token of one call.
 #
@@ -100,6 +104,34 @@ def rate_bytes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
     return sum(
         int(np.median(facts.allocations.nbytes[rows[group]])) * round(len(group) / passes) for group in series
     )
+
+
+def lines_that_fill(edges: Path, rows: IntArray, facts: Facts) -> tuple[str, ...]:
+    """Return `file:line` of each line of the program that adds to the container on a path; empty if not known.
+
+    The search reads the program's files. If one of them has changed since the run, its lines may have moved.
+
+    Args:
+        edges: the path from the root to the memory.
+        rows: the allocations that the container keeps.
+        facts: the facts of the capture.
+    """
+    from memwatch.leaks.added_at import files_of, lines_that_add  # only growth needs it
+
+    entries = [at for at, edge in enumerate(edges) if edge.kind.row.is_entry]
+    if not entries or entries[-1] - entries[0] != len(entries) - 1:  # with two containers, either may grow
+        return ()
+    made = (split_site(site)[0] for site in facts.made_by.own_line[rows].tolist() if site)
+    files = {file for file in (*files_of(edges), *made) if is_program_code(file)}
+    started_s = float(facts.capture.meta.get("started_s", 0.0))
+    is_cell = {file: bool(cell_name(file)) for file in files}
+    if not all(is_cell[file] or is_unchanged(file, started_s) for file in files):
+        return ()
+    is_global = edges[0].kind is EdgeKind.GLOBAL
+    if is_global and edges[0].file is None and not all(is_cell.values()):
+        return ()  # the file of the variable's module is not known
+    found = lines_that_add(edges, edges[entries[0]], sorted(files))
+    return tuple(f"{line.file}:{line.line}" for line in found)
 
 
 def _modules(rows: IntArray | slice, facts: Facts) -> IntArray:
@@ -195,11 +227,13 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
     told = holders.describe(rows[:1].tolist(), _event_after(facts, int(steps.end_ns[growth.last])))
     holder = told[0].told if told else words.UNSEEN_GROWTH
     rate_bytes = growth.nbytes / (growth.last - growth.first)
+    added_at = lines_that_fill(told[0].edges, rows, facts) if told else ()
     advice = words.GROWTH.format(
         rate=format_bytes(rate_bytes),
         step=growth.first,
         nbytes=format_bytes(growth.nbytes),
         made=words.MADE_AT.format(line=line) if line else "",
+        added=words.added_phrase(added_at),
         advice=(told[0].kind.row.drop if told else None) or words.DROP_ANY,
         peak=words.PEAK if facts.cut_off is None else words.PEAK_SO_FAR,
         alone=format_bytes(growth.predicted_peak_bytes),
@@ -217,6 +251,7 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
             storages=tuple(rows.tolist()),
             remark=told[0].told.removeprefix(told[0].words) if told else "",
             growth_bytes=round(rate_bytes),
+            added_at=added_at,
         )
     ]
 

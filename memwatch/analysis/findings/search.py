@@ -24,7 +24,13 @@ from memwatch.analysis.findings.finding import (
     spare,
     spared_bytes,
 )
-from memwatch.analysis.findings.growth import as_growth, find_growth, grows_over_iterations, rate_bytes
+from memwatch.analysis.findings.growth import (
+    as_growth,
+    find_growth,
+    grows_over_iterations,
+    lines_that_fill,
+    rate_bytes,
+)
 from memwatch.analysis.findings.held import HELD, without_gathered
 from memwatch.analysis.findings.loops import Loops
 from memwatch.analysis.findings.moment import Evidence, IdleGradients, Moment
@@ -477,6 +483,8 @@ def _finding(
     also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
     told = also if others else holder.told
     growth_bytes = rate_bytes(candidate, facts, loops)
+    rows = np.array(candidate.allocations)
+    added_at = lines_that_fill(holder.edges, rows, facts) if growth_bytes else ()
     change = change_of(
         candidate.kind,
         candidate.nbytes,
@@ -486,6 +494,7 @@ def _finding(
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
         has_backward=bool((facts.capture.tables["ops"]["phase"] == BACKWARD).any()),
         rate_bytes=growth_bytes,
+        added_at=added_at,
         passes=_passes(candidate, facts, loops),
         is_filled_on=_is_filled_on(candidate, facts, loops),
         stored_bytes=int(
@@ -518,6 +527,7 @@ def _finding(
         growth_bytes=growth_bytes,
         edges=() if others else holder.edges,
         last_used=_own_line_of_last_use(candidate, facts),
+        added_at=added_at,
     )
 
 
@@ -531,6 +541,7 @@ def change_of(
     is_trained: bool,
     has_backward: bool = True,
     rate_bytes: int,
+    added_at: tuple[str, ...] = (),
     passes: int = 1,
     is_filled_on: bool = False,
     stored_bytes: int = 0,
@@ -546,6 +557,7 @@ def change_of(
         is_trained: whether a backward reads tensors that the same lines saved at another time.
         has_backward: whether any backward ran.
         rate_bytes: bytes that each pass of a loop adds; 0 without a series.
+        added_at: `file:line` of each line that adds them to a container; empty if not known.
         passes: how many passes of a loop left the memory, where the kind is about passes.
         is_filled_on: whether the holder is a container that gets entries while older ones are not used any more.
         stored_bytes: of a graph, the bytes that the holder keeps without the graph too.
@@ -567,14 +579,15 @@ def change_of(
         and not holder.foreign
     ):
         advice = words.LAST_USED.format(advice=advice, site=last_used)
-    if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
+    if kind is FindingKind.GRAPH and made_at not in ("", *map(short_place, (holder.site, *added_at))):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
     template = kind.row.headline
     if passes > 1:
         template, advice = words.EARLIER_ITERATIONS, words.EMPTY_EACH_TIME
     headline = template.format(nbytes=format_bytes(nbytes))
     if rate_bytes:
-        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
+        rate, added = format_bytes(rate_bytes), words.added_phrase(added_at)
+        headline = words.PER_ROUND.format(headline=headline, rate=rate, added=added)
     return words.CHANGE.format(headline=headline, advice=advice)
 
 

@@ -216,7 +216,10 @@ def _filled(finding: Finding, sources: _Sources) -> Edit | None:
     value = (
         None if program is None or not getattr(finding, "growth_bytes", 0) else _value_kept(finding, program)
     )
-    return None if program is None or value is None else sources.as_it_is(f"{program.file}:{value.lineno}")
+    if program is not None and value is not None:
+        return sources.as_it_is(f"{program.file}:{value.lineno}")
+    added_at: Sequence[str] = getattr(finding, "added_at", ())
+    return sources.as_it_is(added_at[0]) if len(added_at) == 1 else None
 
 
 def _only_appended(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:

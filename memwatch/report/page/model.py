@@ -307,8 +307,8 @@ def _overview(reading: Reading) -> dict[str, Any]:
 
 _LAYERS: Final = {
     "tensors": ("tensor_bytes",),
-    "in use otherwise": ("entry_bytes", "file_bytes", "python_bytes"),
-    "free in allocators": ("python_free_bytes", "malloc_free_bytes"),
+    "other memory in use": ("entry_bytes", "file_bytes", "python_bytes"),
+    "free memory": ("python_free_bytes", "malloc_free_bytes"),
     "without a known cause": ("other_bytes",),
 }
 """The layers of the band of the process, each with the columns of the table `process`."""
@@ -332,6 +332,7 @@ def _process(reading: Reading) -> dict[str, Any] | None:
         "layers": [
             {
                 "name": layer,
+                "meaning": ", ".join(PARTS[column] for column in columns if PARTS[column] != layer),
                 "parts": [{"name": PARTS[column], "nbytes": rows[column].tolist()} for column in columns],
             }
             for layer, columns in _LAYERS.items()

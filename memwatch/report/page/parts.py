@@ -9,8 +9,6 @@ lines may have moved.
 from __future__ import annotations
 
 import linecache
-import os
-import stat
 from typing import TYPE_CHECKING, Final, TypedDict
 
 import numpy as np
@@ -18,6 +16,7 @@ import pandas as pd
 
 from memwatch.analysis.tables import TEXT
 from memwatch.own_code import CodeOwner
+from memwatch.program_text import is_unchanged
 from memwatch.report.page.columns import Block, Packed, Words, pack_frame, pack_ints
 from memwatch.words.places import cell_name
 
@@ -225,15 +224,5 @@ class CodeReader:
     def _is_trusted(self, file: str) -> bool:
         if file not in self._trusted:
             # IPython gives each text of a cell a name of its own and keeps the text, so it cannot have changed
-            self._trusted[file] = bool(cell_name(file)) or self._is_unchanged(file)
+            self._trusted[file] = bool(cell_name(file)) or is_unchanged(file, self._started_s)
         return self._trusted[file]
-
-    def _is_unchanged(self, file: str) -> bool:
-        try:
-            status = os.stat(file)
-        except (OSError, ValueError):  # a missing file, or a name such as "a\0b", which is not a path
-            return False
-        is_python = file.endswith((".py", ".pyw")) and stat.S_ISREG(status.st_mode)
-        if is_python:
-            linecache.checkcache(file)
-        return is_python and status.st_mtime <= self._started_s

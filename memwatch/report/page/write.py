@@ -27,9 +27,9 @@ from memwatch.progress import working
 from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.sections import leak_page_model
-from memwatch.sizes import format_bytes, format_duration
+from memwatch.sizes import format_bytes, format_bytes_as, format_duration
 from memwatch.text import visible
-from memwatch.words.page import LINES_MEANING, SECTIONS
+from memwatch.words.page import LINES_MEANING, SECTIONS, diff_headline
 from memwatch.words.storages import file_remarks
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def render(
         lstrip_blocks=True,
     )
     environment.filters |= {"bytes": format_bytes, "duration": format_duration, "percent": _percent}
-    environment.filters |= {"json_for_script": json_for_script, "marked": marked}
+    environment.filters |= {"bytes_as": format_bytes_as, "json_for_script": json_for_script, "marked": marked}
     return environment.get_template(template).render(
         model=model,
         others=others,
@@ -183,7 +183,8 @@ def diff_model(compared: Comparison, *, old: str, new: str) -> dict[str, Any]:
         new: what the new one is called.
 
     Returns:
-        A dict of plain JSON values: `old`, `new`, `remarks`, `totals`, `categories`, and `blocks` (packed tables).
+        A dict of plain JSON values: `old`, `new`, `headline`, `remarks`, `totals`, `categories`, and `blocks` (packed
+        tables).
     """
     words, sites = Words(visible), compared.sites.reset_index()
     by_category = sites.groupby("category")[["old_bytes", "new_bytes"]].sum()
@@ -192,6 +193,11 @@ def diff_model(compared: Comparison, *, old: str, new: str) -> dict[str, Any]:
         "model": MODEL_VERSION,
         "old": visible(old),
         "new": visible(new),
+        "headline": diff_headline(
+            compared.old_peak_bytes,
+            compared.new_peak_bytes,
+            (by_category["new_bytes"] - by_category["old_bytes"]).astype(int).to_dict(),
+        ),
         "remarks": [
             visible(remark)
             for remark in file_remarks(compared.renamed_files, compared.old_files, compared.new_files)

@@ -66,6 +66,9 @@ class FindingRecord(TypedDict):
     nbytes: Annotated[int, "bytes at the peak that it is about"]
     holder: Annotated[str, "who holds them"]
     site: Annotated[str, "`file:line` to edit, empty if there is none"]
+    added_at: Annotated[
+        list[str], "of a container that grows, `file:line` of each line that adds to it; empty if not known"
+    ]
     advice: Annotated[str, "what to do, one sentence"]
     path: Annotated[list[str], "the retention path, one reference each"]
     predicted_peak_bytes: Annotated[int, "the peak after this change alone"]
