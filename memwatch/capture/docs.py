@@ -18,8 +18,8 @@ from memwatch.capture.schema import (
     ACCESSES,
     EVIDENCE,
     FORMAT_VERSION,
-    NUMBERS,
     NONE,
+    NUMBERS,
     ORIGINS,
     OWNERS,
     PHASES,
@@ -67,7 +67,18 @@ _ENUMS: Final = (
     ("Origin", ORIGINS, "How a storage came to be known."),
     ("Number", NUMBERS, "Which argument of an op a number is."),
 )
-TABLES_OF_CPP: Final = ("ops", "nodes", "views", "lifts", "numbers", "uses", "births", "deaths", "packs", "unpacks")
+TABLES_OF_CPP: Final = (
+    "ops",
+    "nodes",
+    "views",
+    "lifts",
+    "numbers",
+    "uses",
+    "births",
+    "deaths",
+    "packs",
+    "unpacks",
+)
 """The tables whose rows C++ appends."""
 _HEADER_HEAD: Final = f"""\
 // Generated from memwatch/capture/schema.py by `make schema`: change the schema, not this file.

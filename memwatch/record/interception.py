@@ -178,9 +178,11 @@ class OpKind:
             if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
                 continue
             count = tensor.dim()
-            for each in wanted or ():
-                if type(each) is int and -count <= each < count:
-                    found.append((argument, each % count, count, tensor.size(each), tensor.stride(each)))
+            found += [
+                (argument, each % count, count, tensor.size(each), tensor.stride(each))
+                for each in wanted or ()
+                if type(each) is int and -count <= each < count
+            ]
         return found
 
     def _default_of(self, position: int) -> Any:

@@ -459,7 +459,7 @@ class PythonOpRecorder:
         result: Any,
         end: int,
     ) -> None:
-        """Append the numbers, uses, resizes and births of an op that has run. An error in reading a tensor becomes a note."""
+        """Append all rows but its own for an op that has run. An error in reading a tensor becomes a note."""
         try:
             if self._dead:  # an address may be in use again
                 self._record_deaths(self._op_counter[0])
@@ -475,9 +475,7 @@ class PythonOpRecorder:
                 elif cls is list or cls is tuple or isinstance(argument, Tensor):
                     self._touch(number, (argument,), (access,))
             if kind.numbers and phase in _OF_NUMBERS:
-                self.numbers += tuple(
-                    value for row in kind.numbers_in(args) for value in (number, *row)
-                )
+                self.numbers += tuple(value for row in kind.numbers_in(args) for value in (number, *row))
             if kwargs or kind.resizes:
                 self._touch_rest(number, kind, args, kwargs)
             if type(result) is Tensor and result.layout is _strided and (key := address_of(result)):
