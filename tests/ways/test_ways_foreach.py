@@ -43,7 +43,7 @@ class _OwnAdam(Adam):
         (SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
         (Adam, {}),
         (Adam, {"amsgrad": True}),
-        (_OwnAdam, {"weight_decay": 0.1}),
+        (_OwnAdam, {"amsgrad": True}),
         (AdamW, {}),
         (RMSprop, {}),
         (RMSprop, {"centered": True, "momentum": 0.9}),
