@@ -323,7 +323,9 @@ def with_line(edge: Edge) -> Edge:
 def _only_assignment(name: str, modules: int) -> tuple[str, int] | None:
     """Return the file and line of the one function of the program that assigns an attribute, else of the one package's.
 
-    None if several functions do: which of them did is not known.
+    None if several functions do: which of them did is not known. A function of a package that makes the object itself
+    did not: objects of other classes come to it as arguments. The object's class may get its attribute by other means,
+    such as `vars(self).update(values)`.
 
     Args:
         name: the attribute.
@@ -331,21 +333,25 @@ def _only_assignment(name: str, modules: int) -> tuple[str, int] | None:
     """
     # by place, because the code of a function equals the code of its copy in another file
     found: dict[CodeOwner, set[tuple[str, int]]] = {owner: set() for owner in _READ}
-    for code, line in _assignments(name, _CODES_READ.of_modules()):
-        found[code_owner(code.co_filename)].add((code.co_filename, line))
+    made_inside: set[tuple[str, int]] = set()
+    for code, store in _assignments(name, _CODES_READ.of_modules()):
+        owner, place = code_owner(code.co_filename), (code.co_filename, store.line)
+        found[owner].add(place)
+        if owner is CodeOwner.INSTALLED and store.owner in code.co_varnames and store.owner not in _arguments(code):
+            made_inside.add(place)
     places = next((places for places in found.values() if places), set())
-    if len(places) != 1 or any(True for _ in _assignments(name, _CODES_OF_OTHERS.of_modules())):
+    if len(places) != 1 or places <= made_inside or any(True for _ in _assignments(name, _CODES_OF_OTHERS.of_modules())):
         return None
     return next(iter(places))
 
 
-def _assignments(name: str, codes: Iterable[tuple[CodeType, str]]) -> Iterator[tuple[CodeType, int]]:
-    """Yield the functions that assign an attribute of an object that is not their own, and the first line that does."""
+def _assignments(name: str, codes: Iterable[tuple[CodeType, str]]) -> Iterator[tuple[CodeType, Store]]:
+    """Yield the functions that assign an attribute of an object that is not their own, and the first such statement."""
     for code, own in codes:
         stores = stores_of(code, name) if _may_assign(code, name) else ()
-        lines = [store.line for store in stores if store.owner is None or store.owner != own]
-        if lines:
-            yield code, lines[0]
+        others = [store for store in stores if store.owner is None or store.owner != own]
+        if others:
+            yield code, others[0]
 
 
 def _may_assign(code: CodeType, name: str) -> bool:
