@@ -19,6 +19,7 @@ from memwatch.capture.schema import (
     EVIDENCE,
     FORMAT_VERSION,
     NONE,
+    NUMBERS,
     ORIGINS,
     OWNERS,
     PHASES,
@@ -64,8 +65,20 @@ _ENUMS: Final = (
     ("Phase", PHASES, "What the program was doing when an op ran."),
     ("Access", ACCESSES, "How an op used a storage."),
     ("Origin", ORIGINS, "How a storage came to be known."),
+    ("Number", NUMBERS, "Which argument of an op a number is."),
 )
-TABLES_OF_CPP: Final = ("ops", "nodes", "views", "lifts", "uses", "births", "deaths", "packs", "unpacks")
+TABLES_OF_CPP: Final = (
+    "ops",
+    "nodes",
+    "views",
+    "lifts",
+    "numbers",
+    "uses",
+    "births",
+    "deaths",
+    "packs",
+    "unpacks",
+)
 """The tables whose rows C++ appends."""
 _HEADER_HEAD: Final = f"""\
 // Generated from memwatch/capture/schema.py by `make schema`: change the schema, not this file.
@@ -91,6 +104,7 @@ def tables_page() -> str:
         ("PHASES", PHASES),
         ("ACCESSES", ACCESSES),
         ("ORIGINS", ORIGINS),
+        ("NUMBERS", NUMBERS),
         ("OWNERS", OWNERS),
         ("ROLES", ROLES),
         ("CATEGORIES", CATEGORIES),

@@ -213,11 +213,11 @@ OF_HOLDERS: Final = (
 )
 
 
-FORMAT_VERSION: Final = 15
+FORMAT_VERSION: Final = 16
 """The format of new files. Every change of a recorded table raises it."""
 OLDEST_FORMAT: Final = 9
 """The oldest format that memwatch reads. Its files lack the tables `views`, `compiled_nodes`, `lifts`, `torch_runs`,
-`process_parts` and `mode_changes`."""
+`process_parts`, `mode_changes` and `numbers`."""
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -228,6 +228,9 @@ IN_BACKWARD: Final = (BACKWARD, RECOMPUTE)
 """The phases of ops that run inside a backward, as indices into `PHASES`."""
 ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")
+NUMBERS: Final = ("dimension", "reduction")
+"""The arguments of ops whose numbers are recorded."""
+OF_DIMENSION, OF_REDUCTION = range(len(NUMBERS))
 OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
 """The owners of source code."""
 ORIGINS: Final = ("op", "baseline", "external", "unobserved", "thread")
@@ -293,6 +296,17 @@ RECORDED: Final = (
         ("op", "int", "the op", OP),
         ("storage", "int", "the storage", STORAGE),
         ("access", "int", "index into ACCESSES", Reference(choices=len(ACCESSES))),
+    ),
+    _table(
+        "numbers",
+        "One row per number among some arguments of an op of a forward: the dimensions along which it combines values, "
+        "and whether a loss of torch is a sum or a mean.",
+        ("op", "int", "the op", OP),
+        ("argument", "int", "index into NUMBERS", Reference(choices=len(NUMBERS))),
+        ("value", "int", "the dimension, from 0; or torch's number of the reduction: 0 none, 1 mean, 2 sum"),
+        ("dimensions", "int", "number of dimensions of the op's first tensor, -1 for a reduction"),
+        ("size", "int", "size of the tensor in the dimension, -1 for a reduction"),
+        ("stride", "int", "stride of the tensor in the dimension, in elements; -1 for a reduction"),
     ),
     _table(
         "births",

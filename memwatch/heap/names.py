@@ -7,6 +7,7 @@ import functools
 import itertools
 import re
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
@@ -110,12 +111,30 @@ class Assignment(NamedTuple):
     of_argument: bool = False
 
 
+_PLACES: Final[dict[int, tuple[weakref.ref[type], dict[str, Assignment]]]] = {}
+"""The assignments that were found in each class, by its id. A class may be unhashable, so it is no key itself."""
+_MOST_CLASSES: Final = 1_000
+"""Classes that `_PLACES` has at most. A guess."""
+
+
 def assignment_place(cls: type, name: str) -> Assignment:
     """Return where the methods of a class first assign an attribute something other than None.
 
     An assignment to `self` comes before one to another object, which may be of another class. The file is None for a
-    class without functions of its own.
+    class without functions of its own. A report about an optimizer asks for the same few attributes a thousand times.
     """
+    known = _PLACES.get(id(cls))
+    if known is None or known[0]() is not cls:  # another class may have the address now
+        if len(_PLACES) >= _MOST_CLASSES:
+            _PLACES.clear()
+        known = _PLACES[id(cls)] = weakref.ref(cls), {}
+    found = known[1].get(name)
+    if found is None:
+        found = known[1][name] = _assignment_place(cls, name)
+    return found
+
+
+def _assignment_place(cls: type, name: str) -> Assignment:
     file = class_place(cls)[0]
     file = None if file == GENERATED else file
     to_others: Assignment | None = None
@@ -323,7 +342,9 @@ def with_line(edge: Edge) -> Edge:
 def _only_assignment(name: str, modules: int) -> tuple[str, int] | None:
     """Return the file and line of the one function of the program that assigns an attribute, else of the one package's.
 
-    None if several functions do: which of them did is not known.
+    None if several functions do: which of them did is not known. A function of a package that makes the object itself
+    did not: objects of other classes come to it as arguments. The object's class may get its attribute by other means,
+    such as `vars(self).update(values)`.
 
     Args:
         name: the attribute.
@@ -331,21 +352,31 @@ def _only_assignment(name: str, modules: int) -> tuple[str, int] | None:
     """
     # by place, because the code of a function equals the code of its copy in another file
     found: dict[CodeOwner, set[tuple[str, int]]] = {owner: set() for owner in _READ}
-    for code, line in _assignments(name, _CODES_READ.of_modules()):
-        found[code_owner(code.co_filename)].add((code.co_filename, line))
+    made_inside: set[tuple[str, int]] = set()
+    for code, store in _assignments(name, _CODES_READ.of_modules()):
+        owner, place = code_owner(code.co_filename), (code.co_filename, store.line)
+        found[owner].add(place)
+        if (
+            owner is CodeOwner.INSTALLED
+            and store.owner in code.co_varnames
+            and store.owner not in _arguments(code)
+        ):
+            made_inside.add(place)
     places = next((places for places in found.values() if places), set())
-    if len(places) != 1 or any(True for _ in _assignments(name, _CODES_OF_OTHERS.of_modules())):
+    if len(places) != 1 or places <= made_inside:
+        return None
+    if any(True for _ in _assignments(name, _CODES_OF_OTHERS.of_modules())):
         return None
     return next(iter(places))
 
 
-def _assignments(name: str, codes: Iterable[tuple[CodeType, str]]) -> Iterator[tuple[CodeType, int]]:
-    """Yield the functions that assign an attribute of an object that is not their own, and the first line that does."""
+def _assignments(name: str, codes: Iterable[tuple[CodeType, str]]) -> Iterator[tuple[CodeType, Store]]:
+    """Yield the functions that assign an attribute of an object that is not their own, and the first such statement."""
     for code, own in codes:
         stores = stores_of(code, name) if _may_assign(code, name) else ()
-        lines = [store.line for store in stores if store.owner is None or store.owner != own]
-        if lines:
-            yield code, lines[0]
+        others = [store for store in stores if store.owner is None or store.owner != own]
+        if others:
+            yield code, others[0]
 
 
 def _may_assign(code: CodeType, name: str) -> bool:

@@ -152,7 +152,9 @@ class NearbySearch(HolderSearch):
                 self.deep = self.deep or not (loop.positions or is_shown)
                 if not loop.positions and all(map(is_tensor, above)):
                     self.may_be_in_c.add(id(made))
-                yield explain_unreachable(snapshot, loops, (loop, way), made)
+                # Without a loop among the young objects, a collection of them frees nothing, and to name the references
+                # would be in vain. A first step of AdamW makes thousands of such storages.
+                yield explain_unreachable(snapshot, loops, (loop, way), made) if loop.positions else None
             elif reached.past_state.reaches(position):
                 way = reached.past_state.path(position)
                 # The living parameters decide whether an optimizer's state leaks, and this snapshot does not list all

@@ -20,7 +20,7 @@ from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import quiet, storage_of
+from memwatch.heap.tensors import mro_of, quiet, storage_of, type_dict
 from memwatch.kinds.edges import EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.added_at import lines_that_register, words_of
@@ -174,10 +174,12 @@ def _one_more(table: Any, first: int) -> int:
 
 
 def _code_of(hook: Any) -> CodeType | None:
-    """Return the code of a hook that is a function, a method, or a part of one."""
+    """Return the code of a hook that is a function, a method, a part of one, or an object with `__call__`."""
     # classes are compared by identity, because `in` would ask the `__eq__` of a metaclass
     while type(hook) is MethodType or type(hook) is partial:
         hook = hook.__func__ if type(hook) is MethodType else hook.func
+    if type(hook) is not FunctionType:
+        hook = next((found for cls in mro_of(type(hook)) if (found := type_dict(cls).get("__call__"))), None)
     return hook.__code__ if type(hook) is FunctionType else None
 
 
@@ -226,7 +228,10 @@ def _leak_of_tables(
 
 
 def _place_of(function: CodeType) -> tuple[str, str, int]:
-    return function.co_name, function.co_filename, function.co_firstlineno
+    name = function.co_name
+    if name == "__call__":  # the hook is an object: name its class
+        name = getattr(function, "co_qualname", name)  # Python 3.11
+    return name, function.co_filename, function.co_firstlineno
 
 
 def _has_all(table: Any, numbers: Sequence[int]) -> bool:

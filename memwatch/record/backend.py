@@ -161,7 +161,7 @@ class Recorder(Protocol):
 class OpRecorder(Protocol):
     """Runs the ops that an interceptor hands it.
 
-    It appends rows of `ops`, `nodes`, `views`, `lifts`, `uses`, `births` and `deaths`.
+    It appends rows of `ops`, `nodes`, `views`, `lifts`, `numbers`, `uses`, `births` and `deaths`.
     """
 
     @property
@@ -179,6 +179,10 @@ class OpRecorder(Protocol):
     @property
     def lifts(self) -> Table:
         """Rows of the storages that torch made from Python's data."""
+
+    @property
+    def numbers(self) -> Table:
+        """Rows of the dimensions and reductions among the arguments of ops."""
 
     @property
     def uses(self) -> Table:

@@ -105,7 +105,7 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
     }
     if arguments is not None:
         tables |= {"operands": arguments.operands, "arguments": arguments.arguments}
-    tables |= {"nodes": ops.nodes, "views": ops.views, "lifts": ops.lifts}
+    tables |= {"nodes": ops.nodes, "views": ops.views, "lifts": ops.lifts, "numbers": ops.numbers}
     return tables | {"births": storages.births, "ops": ops.ops}
 
 

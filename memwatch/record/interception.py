@@ -53,7 +53,7 @@ from memwatch._torch.modes import (
     pop_mode,
     push_mode,
 )
-from memwatch.capture.schema import ACCESSES
+from memwatch.capture.schema import ACCESSES, NONE, OF_DIMENSION, OF_REDUCTION
 from memwatch.heap.classes import ByClass, derives
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.patches import Patches
@@ -90,6 +90,10 @@ _NUMBERS: Final[dict[type, torch.dtype]] = {
     complex: torch.complex128,
 }
 """The dtype of the tensor that torch makes of a Python number."""
+_RECORDED_NUMBERS: Final = {"dim": OF_DIMENSION, "dims": OF_DIMENSION, "reduction": OF_REDUCTION}
+"""The names of the arguments whose numbers are recorded."""
+_TYPES_OF_NUMBERS: Final = ("int", "List[int]", "Optional[int]", "Optional[List[int]]")
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _EXPECTED: Final = 6
 """The sum that the test op must give."""
 
@@ -100,6 +104,7 @@ class OpKind:
     Attributes:
         overload: the overload itself.
         name: such as ``aten.add.Tensor``.
+        numbers: positions of the arguments whose numbers are recorded, with their index in `NUMBERS`.
         call: runs the overload.
         takes_lists: whether an argument is a list, which may hold tensors.
         accesses: read or write, for each argument by position.
@@ -119,6 +124,7 @@ class OpKind:
         "is_lift",
         "is_view",
         "name",
+        "numbers",
         "overload",
         "resizes",
         "takes_lists",
@@ -147,8 +153,41 @@ class OpKind:
         self.resizes = bool(written) and (
             "out" in overload_name_of(overload) or base_name_of(overload) in _RESIZING
         )
+        is_of_tensor = bool(arguments) and str(arguments[0].type) == "Tensor"
+        self.numbers: Final = tuple(
+            (position, _RECORDED_NUMBERS[argument.name])
+            for position, argument in enumerate(arguments)
+            if is_of_tensor and argument.name in _RECORDED_NUMBERS and str(argument.type) in _TYPES_OF_NUMBERS
+        )
         self._kind_with_torch_function: OpKind | None = None
         self._kind_with_call: OpKind | None = None
+
+    def numbers_in(self, args: tuple[Any, ...]) -> list[tuple[int, int, int, int, int]]:
+        """Return the columns after `op` of the rows of `numbers`, given the arguments by position.
+
+        Arguments by name are rare, and get no row. The native recorder calls this for ops that Python passes on.
+        """
+        found = []
+        for position, argument in self.numbers:
+            value = args[position] if position < len(args) else self._default_of(position)
+            if argument == OF_REDUCTION:
+                if type(value) is int:
+                    found.append((argument, value, NONE, NONE, NONE))
+                continue
+            tensor, wanted = args[0], [value] if type(value) is int else value
+            if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
+                continue
+            count = tensor.dim()
+            found += [
+                (argument, each % count, count, tensor.size(each), tensor.stride(each))
+                for each in wanted or ()
+                if type(each) is int and -count <= each < count
+            ]
+        return found
+
+    def _default_of(self, position: int) -> Any:
+        argument = schema_of(self.overload).arguments[position]
+        return argument.default_value if argument.has_default_value() else None
 
     def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments with tensors in place of numbers where the schema has tensors. None if nothing changes.

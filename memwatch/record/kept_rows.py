@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _OF_OPS: Final = frozenset(
     {
         "ops", "nodes", "views", "uses", "packs", "calls", "mode_changes", "compiled_calls", "compiled_nodes",
-        "recomputes", "recomputed", "steps", "torch_runs", "holders", "arguments", "operands",
+        "recomputes", "recomputed", "steps", "torch_runs", "holders", "arguments", "operands", "numbers",
     }
 )  # fmt: skip
 """Tables about ops. A step that is left out has no rows in them."""

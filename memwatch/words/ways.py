@@ -145,6 +145,9 @@ OP: Final = "`{op}`"
 PREPARED: Final = (
     "; {op} reads the whole batch: compute its result before the split, and give each part the same"
 )
+ITEM: Final = "item()"
+NUMBER_READ: Final = "; {op} reads a number of the whole batch: the loss must not depend on this number"
+OTHER_TERMS: Final = "; the loss has other terms too: with them, no target may be ignored"
 SPLIT_REFUSED: Final = "no split of the batch is offered, because {reason}"
 _SPLIT_OBSTACLES: Final = {
     "mixed": "{op} combines each sample with the others",

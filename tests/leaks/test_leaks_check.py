@@ -16,10 +16,11 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 from memwatch.errors import MemwatchError
 from memwatch.kinds.edges import EdgeKind
-from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+from memwatch.leaks import TensorLeakError, check, check_leaks, find_leaks
 from memwatch.words.leaks import MAY_BE_FILLING
 
 PARKED: dict[str, torch.Tensor] = {}
@@ -396,3 +397,15 @@ def test_one_pass_says_that_a_container_may_be_filling():
             program()
         assert (MAY_BE_FILLING in str(caught.value)) == is_said
     assert MAY_BE_FILLING not in str(TensorLeakError(find_leaks(keep)))
+
+
+def test_a_first_step_of_an_optimizer_explains_no_storage_without_a_loop(monkeypatch):
+    """A collection of young objects frees none of them. To name the references of each took seconds."""
+    explained = []
+    monkeypatch.setattr(check, "explain_unreachable", lambda *given: explained.append(given) and None)
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with check_leaks():
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert not explained

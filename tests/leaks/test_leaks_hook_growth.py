@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from functools import partial
 
 import pytest
 import torch
@@ -264,6 +266,21 @@ def test_a_hook_is_named_with_the_place_of_its_function():
     assert leak.hook.startswith("hook `does_nothing` on global `LAYER` of module ")
     assert leak.hook.endswith(f"test_leaks_hook_growth.py:{line}")
     assert leak.hook in str(leak)
+
+
+class Records:
+    """A hook that is an object."""
+
+    def __call__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("wraps", [lambda hook: hook, partial], ids=["object", "partial"])
+def test_a_hook_that_is_an_object_is_named_with_its_class(wraps):
+    (leak,) = find_leaks(lambda: LAYER.register_forward_hook(wraps(Records())))
+    assert leak.hook.startswith("hook `Records.__call__` on ") or sys.version_info < (3, 11), leak.hook
+    assert leak.hook.endswith(f"test_leaks_hook_growth.py:{Records.__call__.__code__.co_firstlineno}")
+    assert hooks_left(lambda: LAYER.register_forward_hook(wraps(Records()))) == [(LeakKind.HOOKS, 1)]
 
 
 def test_hooks_of_a_layers_weight_are_shown_through_the_layer():

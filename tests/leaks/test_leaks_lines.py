@@ -8,11 +8,14 @@ import gc
 import inspect
 import logging
 import queue
+import sys
+import sysconfig
 import threading
 import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as futures_thread
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,6 +122,46 @@ def wrapped():
     model = Given()
     model.layer = nn.Linear(8, 8)
     return model
+
+
+class Updated:
+    """Gets its attributes from a dictionary."""
+
+    def __init__(self, **values):
+        self.tensor = torch.ones(64)
+        vars(self).update(values)
+
+
+_MAKES_ITS_OWN = """
+class Number:
+    def __new__(cls, value):
+        made = object.__new__(cls)
+        made.{name} = value
+        return made
+"""
+_GETS_IT = """
+def attach(record):
+    record.{name} = record
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "line"), [(_MAKES_ITS_OWN, "put_on_its_own", None), (_GETS_IT, "put_by_a_package", 3)]
+)
+def test_a_package_that_sets_an_attribute_of_the_objects_that_it_makes_is_not_blamed(
+    source, name, line, monkeypatch
+):
+    package = types.ModuleType(f"package_of_{name}")
+    file = Path(sysconfig.get_path("purelib"), f"{package.__name__}.py")
+    exec(compile(source.format(name=name), file, "exec"), vars(package))
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+
+    def call():
+        record = Updated()
+        vars(record)[name] = record
+
+    [leak] = find_leaks(call)
+    assert (leak.cut.name, leak.cut.line) == (name, line)
 
 
 @dataclasses.dataclass

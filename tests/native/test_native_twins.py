@@ -25,6 +25,7 @@ COMPARED = {
     "calls": ("module", "start_op", "end_op", "depth"),
     "views": ("op", "sequence", "stack", "module", "node"),
     "lifts": ("storage", "stack", "module"),
+    "numbers": ("op", "argument", "value", "dimensions", "size", "stride"),
 }
 TEXTS = {"name", "device", "shape"}
 

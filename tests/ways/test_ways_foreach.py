@@ -27,6 +27,13 @@ def _record(make_optimizer, widths, **options):
     return record_steps(step)
 
 
+class _OwnAdam(Adam):
+    """A subclass has the temporaries of the class whose step it runs."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
 @pytest.mark.parametrize("shape", [*_WIDTHS])
 @pytest.mark.parametrize(
     ("make_optimizer", "options"),
@@ -36,6 +43,7 @@ def _record(make_optimizer, widths, **options):
         (SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
         (Adam, {}),
         (Adam, {"amsgrad": True}),
+        (_OwnAdam, {"amsgrad": True}),
         (AdamW, {}),
         (RMSprop, {}),
         (RMSprop, {"centered": True, "momentum": 0.9}),

@@ -350,6 +350,112 @@ def test_a_mean_over_values_that_a_mask_picks_gets_no_split(loss_of, is_offered)
     assert _is_split(model, of_batch, *batch) == is_offered
 
 
+def _permutation(z):
+    return torch.randperm(len(z), generator=torch.Generator().manual_seed(len(z)))
+
+
+def _with_another_sample(z, targets):
+    return (z * z[_permutation(z)].detach()).mean()
+
+
+def _with_targets_of_another_sample(z, targets):
+    return (z * targets[_permutation(z)]).mean()
+
+
+def _ranks(targets):
+    return targets[:, 0, 0].argsort().argsort()
+
+
+_ALONG_THE_BATCH = [
+    (lambda z, t: (z.softmax(0) * t).mean(), False),
+    (lambda z, t: (z * t.softmax(0)).mean(), False),
+    (lambda z, t: (z - t.cumsum(0)).square().mean(), False),
+    (lambda z, t: (z * t.sort(0).values).mean(), False),
+    (lambda z, t: (z * (t > t[:, 0, 0].quantile(0.3))).mean(), False),
+    (lambda z, t: (z.mean((1, 2)) * (t[:, 0] @ t[:, 0].T).tanh().mean(1)).mean(), False),
+    (lambda z, t: (z * z.flip(0).detach()).mean(), False),
+    (lambda z, t: (z.mean((1, 2)) * _ranks(t)).mean(), False),
+    (lambda z, t: functional.mse_loss(z, t, reduction="sum"), False),
+    (lambda z, t: functional.cross_entropy(z[:, 0], t[:, 0].argmax(-1), reduction="sum"), False),
+    (_with_another_sample, False),
+    (_with_targets_of_another_sample, False),
+    (lambda z, t: (z.softmax(1) * t).mean(), True),
+    (lambda z, t: (z * t.softmax(1)).mean(), True),
+    (lambda z, t: (z - t.cumsum(-1)).square().mean(), True),
+    (lambda z, t: (z * t.sort(1).values).mean(), True),
+    (lambda z, t: (z * z.flip(1).detach()).mean(), True),
+    (lambda z, t: functional.mse_loss(z, t, reduction="sum") / len(z), True),
+    (lambda z, t: functional.cross_entropy(z[:, 0], t[:, 0].argmax(-1), reduction="sum") / len(z), True),
+    (lambda z, t: (z[_permutation(z)] * t[_permutation(z)]).square().mean(), None),
+    (lambda z, t: (z[_ranks(t)][_ranks(t).argsort()] * t).mean(), True),
+]
+
+
+@pytest.mark.parametrize(("loss_of", "is_offered"), _ALONG_THE_BATCH)
+def test_an_op_along_the_batch_of_results_or_targets_gets_no_split(loss_of, is_offered):
+    """The dimension of an op is recorded, so its twin along another dimension is split."""
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def of_batch(x, targets):
+        return loss_of(model(x) * x[..., :_CLASSES], targets)
+
+    batch = x, torch.randn(_BATCH, _TIME, _CLASSES)
+    assert _train_parts_alike(model, of_batch, batch) == (is_offered is not False)
+    if is_offered is not None:  # two equal permutations have different indices, so this one may be refused
+        assert _is_split(model, of_batch, *batch) == is_offered
+
+
+def _decision(loss_of, *batch):
+    found = _parts(record_steps(lambda: loss_of(*batch).backward()))
+    return found.iloc[0]["decision"]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_number_of_the_whole_batch_that_the_program_reads_needs_a_decision(is_read):
+    """The twin reads the loss itself, for a log."""
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def loss_of(x, valid):
+        errors = _errors(model(x)) * valid
+        if is_read:
+            return errors.sum() / valid.sum().item()
+        loss = errors.mean()
+        loss.item()
+        return loss
+
+    assert ("`item()` at" in _decision(loss_of, x, _PART_IS_VALID)) == is_read
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_lines_count_targets_only_for_a_cross_entropy_that_divides_by_their_number(reduction):
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+    targets = torch.where(_PART_IS_VALID, _TARGETS, -100)
+
+    def loss_of(x, targets):
+        return functional.cross_entropy(model(x).mT, targets, reduction=reduction).mean()
+
+    found = _parts(record_steps(lambda: loss_of(x, targets).backward())).iloc[0]
+    assert ("ignore_index" in found["lines"]) == (reduction == "mean")
+    model.zero_grad()
+    loss_of(x, targets).backward()
+    whole = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    run_lines(found["lines"])["backward_in_parts"](loss_of, x, targets, parts=4)
+    for one, parameter in zip(whole, model.parameters(), strict=True):
+        assert torch.allclose(one, parameter.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("has_other_terms", [True, False])
+def test_the_decision_names_terms_that_the_counts_of_targets_do_not_fit(has_other_terms):
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+
+    def loss_of(x, targets):
+        z = model(x)
+        return functional.cross_entropy(z.mT, targets) + (z.square().mean() if has_other_terms else 0)
+
+    assert ("other terms" in _decision(loss_of, x, _TARGETS)) == has_other_terms
+
+
 def test_a_split_is_an_estimate_if_a_mask_picks_much_of_the_batch():
     """The sizes of what it picks do not follow from the recording."""
     model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)

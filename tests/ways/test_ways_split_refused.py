@@ -77,6 +77,23 @@ def test_data_that_the_step_standardizes_before_the_model_need_a_decision(loss_o
     assert "reads the whole batch" in decision
 
 
+_FORMER = {"loss": torch.zeros(())}
+
+
+def _standardized_after_a_log(model, x):
+    """Reads the former loss before the next forward, as a loop without an optimizer does."""
+    _FORMER["loss"].item()
+    targets = (_TARGETS - _TARGETS.mean()) / _TARGETS.std()
+    loss = functional.mse_loss(model(x), targets)
+    _FORMER["loss"] = loss.detach()
+    return loss
+
+
+def test_a_log_of_the_former_loss_begins_no_forward():
+    (decision,) = _decisions(_trained_with(_standardized_after_a_log))
+    assert "reads the whole batch" in decision
+
+
 def _added_to_the_loss(model, x):
     return functional.mse_loss(model(x), _TARGETS) + _TARGETS.mean()
 

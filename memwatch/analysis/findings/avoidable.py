@@ -34,6 +34,8 @@ from memwatch.words.findings import (
 from memwatch.words.holders import KERNEL
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
@@ -90,8 +92,9 @@ _UNMEASURED: Final = ("ASGD", "Rprop")
 class ForeachSteps:
     """The steps of an optimizer that updates many parameters at once, and what a loop over parameters would spare.
 
-    A loop makes its temporaries for one parameter at a time. For optimizers outside `_LOOP_TEMPORARIES`, memwatch
-    assumes that a loop needs the largest temporary of each op.
+    A loop makes its temporaries for one parameter at a time. A subclass of an optimizer of torch counts as the class
+    whose code runs. For optimizers outside `_LOOP_TEMPORARIES`, memwatch assumes that a loop needs the largest
+    temporary of each op.
 
     Attributes:
         temporaries: the allocations of the steps' temporaries, except those that a loop needs too.
@@ -115,8 +118,10 @@ class ForeachSteps:
             if all(end <= start for _, end, _ in spans):
                 spans.append((start, len(phase), class_names[-1] if len({*class_names}) == 1 else ""))
         ops = sorted(by_op)
-        for start, end, class_name in spans:
+        for start, end, called in _outermost(spans):
             groups = [by_op[op] for op in ops[bisect_left(ops, start) : bisect_left(ops, end)]]
+            # it may be a subclass of an optimizer of torch
+            class_name = called if called in _LOOP_TEMPORARIES else self._class_that_runs(groups)
             if not groups or class_name in _UNMEASURED:
                 continue
             if class_name in _LOOP_TEMPORARIES:
@@ -126,6 +131,22 @@ class ForeachSteps:
             for group in groups:
                 self.temporaries += sorted(group, key=lambda row: -int(allocations.nbytes[row]))[1:]
         self.temporaries.sort()
+
+    def _class_that_runs(self, groups: list[list[int]]) -> str:
+        """Return the optimizer of torch whose code made some temporaries; "" if there is none or several."""
+        stacks = {int(self._facts.made_by.stack[row]) for group in groups for row in group}
+        files = {
+            frames[0].file.replace("\\", "/")
+            for stack in stacks
+            if stack != NONE and (frames := self._facts.call_stacks.frames(stack))
+        }
+        names = {
+            name
+            for name in (*_LOOP_TEMPORARIES, *_UNMEASURED)
+            for file in files
+            if file.endswith(f"torch/optim/{name.lower()}.py")
+        }
+        return names.pop() if len(names) == len(files) == 1 else ""
 
     def spared_bytes(self) -> IntArray:
         """Return, per event, the bytes that a loop over parameters would not have alive; negative for more."""
@@ -177,6 +198,15 @@ class ForeachSteps:
         )
         count += changes_gradients + is_nesterov
         self._kept.append((int(sizes.max(initial=0)) * count, start_op, end_op))
+
+
+def _outermost(spans: list[tuple[int, int, str]]) -> Iterator[tuple[int, int, str]]:
+    """Yield the steps that are not within another: the step of a subclass may call that of its base."""
+    last = NONE
+    for start, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if end > last:
+            last = end
+            yield start, end, name
 
 
 def loop_temporaries(facts: Facts) -> list[int]:

@@ -15,9 +15,11 @@ recording shows most of the exceptions:
 7. A cross entropy weighs its classes and divides by the sum of the weights of the whole batch (`weighs_classes`). One
    with a loss for each sample does not divide.
 
-Ops and sizes are recorded, but no values and no numbers among the arguments. So the padding that a cross entropy
-ignores stays unknown. The lines of the way count the targets of each part for this reason. The dimension of a softmax
-is unknown too, and whether a loss of torch is a mean or a sum (`reduction="sum"`).
+8. An op combines data along the batch, as `targets.softmax(0)`, or an index gives samples another order (`_Orders`).
+
+The recording has the dimension of such an op, and whether a loss of torch is a mean or a sum (`_Numbers`). It has no
+values. So the padding that a cross entropy ignores stays unknown, and the lines of the way count the targets of each
+part. If the program reads a number of the whole batch, the loss may depend on it, which is a condition of the way.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
-from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE
+from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, OF_REDUCTION, OPTIMIZER
 from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
@@ -115,6 +117,21 @@ _WITHOUT_VALUES: Final = frozenset((
     "rand_like", "randn_like", "zeros_like",
 ))  # fmt: skip
 """Ops whose result does not depend on the values of their argument."""
+
+_PLACING: Final = (
+    "gather", "index", "narrow", "renorm", "scatter", "select", "slice", "split", "squeeze", "unsqueeze",
+)  # fmt: skip
+"""Beginnings of the names of ops that move values along a dimension, or change each row alone, and combine none."""
+_PUT_BACK: Final = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter")
+"""Beginnings of the names of ops that write rows to places that an index gives."""
+_SUM: Final = 2
+"""Torch's number of `reduction="sum"`."""
+REDUCED_BY_MEAN: Final = 1
+"""Torch's number of `reduction="mean"`."""
+_ITEM: Final = "_local_scalar_dense"
+"""The op of `tensor.item()`."""
+_AS_THE_BATCH: Final = -1
+"""The order of rows that no index has changed."""
 
 _NORMS: Final = ("BatchNorm", "InstanceNorm")
 """Classes of torch whose running statistics no training reads. Batch norm has its own words."""
@@ -247,6 +264,144 @@ def _has_multiple(dimensions: list[int], batch: int) -> bool:
     return any(size and size % batch == 0 for size in dimensions[:LEADING])
 
 
+class _Along(NamedTuple):
+    """A dimension along which an op combines values of its first tensor, as in `numbers`."""
+
+    dimension: int
+    dimensions: int
+    size: int
+    stride: int
+
+    def crosses_samples(self, its: list[int], place: int, batch: int) -> bool | None:
+        """Return whether the dimension leads from one sample to another; None if the sizes do not tell.
+
+        Args:
+            its: the sizes of the storage, as it was made. The tensor may be a view of it.
+            place: the dimension of the batch among them.
+            batch: the number of samples.
+        """
+        if self.size <= 1 or not self.stride:
+            return False
+        if self.dimensions == len(its) and its[self.dimension] == self.size:
+            return self.dimension == place
+        row = math.prod(its[place + 1 :])
+        reach = self.stride * (self.size - 1)
+        if reach < row:
+            return False
+        if its[place] == batch:
+            return self.stride % (row * batch) != 0
+        # The batch and another dimension are one, as in the result of nn.Linear. Either of them may be the first.
+        others = its[place] // batch
+        is_across = reach >= row * others, self.stride % (row * batch) != 0
+        if is_across[0] == is_across[1]:
+            return is_across[0]
+        if self.size % batch:
+            return False
+        return True if others % batch else None
+
+
+class _Numbers:
+    """The dimensions and reductions among the arguments of ops. A capture of an earlier memwatch has none."""
+
+    def __init__(self, facts: Facts) -> None:
+        table = facts.capture.tables["numbers"]
+        self._along: dict[int, list[_Along]] = {}
+        self._reduction: dict[int, int] = {}
+        columns = (
+            table[name].tolist() for name in ("op", "argument", "value", "dimensions", "size", "stride")
+        )
+        for op, argument, value, *rest in zip(*columns, strict=True):
+            if argument == OF_REDUCTION:
+                self._reduction[op] = value
+            else:
+                self._along.setdefault(op, []).append(_Along(value, *rest))
+
+    def along(self, op: int) -> list[_Along]:
+        """Return the dimensions along which an op combines values. If there are none, the op does not say."""
+        return self._along.get(op, [])
+
+    def reduction(self, op: int) -> int:
+        """Return the number of the reduction of a loss of torch; -1 if the op has none."""
+        return self._reduction.get(op, NONE)
+
+
+class _Orders:
+    """Follows the order of the samples, and finds ops that combine rows of different samples.
+
+    An index may give the samples another order, as the permutation of mixup does. An op that reads both orders combines
+    each sample with another one. A tensor that no data went into, such as noise, fits any order.
+
+    Args:
+        dimensions: a function from a storage to its sizes.
+        has_rows: a function that returns True for a storage with a row for each sample.
+        is_integer: a function that returns True for a storage of integers.
+    """
+
+    def __init__(
+        self,
+        dimensions: Callable[[int], list[int]],
+        has_rows: Callable[[int], bool],
+        is_integer: Callable[[int], bool],
+    ) -> None:
+        self._dimensions, self._has_rows, self._is_integer = dimensions, has_rows, is_integer
+        self._order_of: dict[int, int] = {}  # by storage, the storage of the index
+        self._made_by: dict[int, int] = {}  # by storage of the index, the op that changed the order
+
+    def mixing_op(
+        self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
+    ) -> int:
+        """Return the op that changed an order if an op combines two orders; -1 if it does not.
+
+        Args:
+            op: its number.
+            base: its name.
+            given: the storages that it reads.
+            changed: those that it makes or writes.
+            derived: storages that come from the batch.
+        """
+        orders = {
+            self._order_of.get(each, _AS_THE_BATCH)
+            for each in given
+            if (each in self._order_of or each in derived) and self._has_rows(each)
+        }
+        found = NONE
+        if base in _PICKS or base == "gather":
+            order = _AS_THE_BATCH
+            if self._reorders(given, changed) and orders <= {_AS_THE_BATCH}:
+                self._order_of.setdefault(given[0], _AS_THE_BATCH)
+                order = given[1]
+                self._made_by[order] = op
+            # a second index may restore the order
+        elif base.startswith(_PUT_BACK):
+            order = _AS_THE_BATCH
+        elif not orders or base in _JOINING:
+            return NONE
+        else:
+            order = next(iter(orders)) if len(orders) == 1 else _AS_THE_BATCH
+            if len(orders) > 1:
+                found = max(self._made_by.get(each, NONE) for each in orders)
+        self._order_of.update((each, order) for each in changed if self._has_rows(each))
+        return found
+
+    def _reorders(self, given: list[int], changed: list[int]) -> bool:
+        """Return True if one index gives all rows of a storage another order, or picks as many of them."""
+        if len(given) != 2 or len(changed) != 1 or not self._is_integer(given[1]):
+            return False
+        its, index, left = map(self._dimensions, (given[0], given[1], changed[0]))
+        if len(index) != 1 or not its or not left or left[0] != index[0] or not self._has_rows(given[0]):
+            return False
+        if (
+            its[0] != index[0]
+        ):  # the storage has the batch and another dimension in one, as the result of nn.Linear
+            return self._has_rows(given[1]) and math.prod(left) == math.prod(its)
+        return its[0] not in its[1:LEADING]
+
+
+def _combines(base: str) -> bool:
+    """Return True if an op with a dimension among its arguments combines the values along it."""
+    return not base.startswith(_PLACING) and base not in _WITHOUT_VALUES
+
+
 class BatchMeans:
     """Follows the means over the batch through a forward, and finds losses that are not linear in them.
 
@@ -261,6 +416,9 @@ class BatchMeans:
     Attributes:
         prepared_by: an op that reduces data of the whole batch before the program calls its model, and whose result
             reaches the loss; -1 for none. The recording does not show whether the parts get the same result.
+        read_by: an op that gives a number of the whole batch to the program before a backward (`item()`); -1 for none.
+            The recording does not show whether the loss depends on the number.
+        has_other_terms: True if the loss has terms beside one cross entropy, or cross entropies with other targets.
     """
 
     def __init__(
@@ -287,6 +445,25 @@ class BatchMeans:
         self._has_begun = False  # whether the forward of this pass has read the batch
         self._strings, self._shapes = facts.strings, facts.capture.tables["births"]["shape"]
         self._picks = _Picks(batch, dimensions, self._is_mask)
+        self._orders = _Orders(dimensions, self._has_rows, self._is_integer)
+        self._numbers = _Numbers(facts)
+        self._whole: set[int] = set()  # values of data of the whole batch, also those from before the forward
+        self.read_by = NONE
+        self.has_other_terms = False
+        self._targets: set[int] = set()  # of cross entropies
+        phase = ops["phase"]
+        is_backward = phase == BACKWARD
+        turns = np.flatnonzero(np.isin(phase, (BACKWARD, OPTIMIZER)))
+        following = np.append(turns, -1)[np.searchsorted(turns, np.arange(len(phase)))]
+        self._precedes_backward = (following >= 0) & is_backward[following]
+        begins = np.flatnonzero(~is_backward[:-1] & is_backward[1:])
+        begins = begins[[base_of(str(facts.strings[name])) == "ones_like" for name in ops["name"][begins]]]
+        uses = facts.capture.tables["uses"]
+        # the losses: a backward begins with ones_like(loss)
+        self._losses = set(
+            uses["storage"][np.isin(uses["op"], begins) & (uses["access"] != _OUTPUT)].tolist()
+        )
+        self._prepared_orders: set[int] = set()
 
     def refusal(
         self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
@@ -300,35 +477,61 @@ class BatchMeans:
             changed: those that it makes or writes, without parameters and buffers.
             derived: storages that come from the batch.
         """
-        self._has_begun = True
+        self._has_begun |= self.is_differentiated(op)
         is_mean_of_picks = self._picks.are_reduced(base, given, changed)
+        if base == _ITEM:
+            self._note_number(op, given[0], is_of_batch=self._has_begun and not self._has_rows(given[0]))
         if base in _WITHOUT_VALUES:
             return None
+        is_along = self._is_along_samples(op, given[0]) if given else None
+        reordered_by = self._orders.mixing_op(op, base, given, changed, derived)
         if base in _NLL:
             self._entropies.add(self._places[op])
+            self.has_other_terms |= bool(self._targets) and given[1] not in self._targets
+            self._targets.add(given[1])
         if self.prepared_by == NONE and self.is_differentiated(op):
             self.prepared_by = next((self._prepared[each] for each in given if each in self._prepared), NONE)
-        if base in _PLACED_BY_INTEGERS:
-            given = [each for each in given if each not in self._mixed or not self._is_integer(each)]
+        if base in _PLACED_BY_INTEGERS or base.startswith(_PUT_BACK):
+            given = given[:1] + [
+                each for each in given[1:] if each not in self._mixed or not self._is_integer(each)
+            ]
         found = next((self._mixed[each] for each in given if each in self._mixed), None)
         if found is None and is_mean_of_picks:
             found = Refusal(Obstacle.PICKED, op)
+        if found is None and reordered_by != NONE:
+            if reordered_by in self._prepared_orders or not self._has_begun:
+                self._prepared.update(dict.fromkeys(changed, reordered_by))
+            else:
+                found = Refusal(Obstacle.MIXED, reordered_by)
+        if found is None and is_along and _combines(base) and base not in _SUMS | _OTHER_REDUCTIONS:
+            found = Refusal(Obstacle.MIXED, op)
         means = [each for each in given if each in self._means]
         samples = [each for each in given if each in derived and each not in self._means]
-        if found is None and self._is_scaled_by_count(op, base, given, changed, derived):
+        is_sum_scaled = not self._sums.isdisjoint(given) and not self._prepared.keys().isdisjoint(given)
+        if found is None and (
+            self._is_scaled_by_count(op, base, given, changed, derived)
+            # a sum divided by a number of the whole batch: the lines would divide it by the number of parts too
+            or (is_sum_scaled and base not in _SHIFTING)
+        ):
             found = Refusal(Obstacle.COUNTED, op)
         if means and found is None:
             if self._is_other_than_linear(op, base, given, len(means)) or any(map(self._has_rows, samples)):
                 found = Refusal(Obstacle.NOT_LINEAR, op)
             self._follow_sums(base, given, changed)
         elif samples and found is None:
-            if self._is_unknown_reduction(base, samples, changed):
+            if self._is_unknown_reduction(base, samples, changed, is_along):
                 found = Refusal(Obstacle.NOT_LINEAR, op)
             elif base in _SUMS:
                 # a cross entropy has a second result, the sum of the weights, also if it has a loss for each sample
-                reduced = [each for each in changed if self._is_reduced(samples, each)]
+                reduced = [
+                    each
+                    for each in changed
+                    if (self._is_reduced(samples, each) if is_along is None else is_along)
+                ]
                 self._means.update(reduced)
-                if base in _PLAIN_SUMS:
+                if reduced and self.is_differentiated(op) and not self._is_in_entropy(op):
+                    self.has_other_terms = True
+                if base in _PLAIN_SUMS or self._numbers.reduction(op) == _SUM:
                     self._sums.update(reduced)
         if found is not None:
             self._mixed.update(dict.fromkeys(changed, found))
@@ -346,27 +549,99 @@ class BatchMeans:
             changed: those that it makes or writes.
         """
         self._picks.are_reduced(base, given, changed)
+        if base == _ITEM:
+            self._note_number(op, given[0], is_of_batch=given[0] in self._whole)
         if base in _WITHOUT_VALUES:
             return
+        reordered_by = self._orders.mixing_op(op, base, given, changed, ())
+        if not self._has_begun:
+            self._prepared_orders.add(op)
+        if base in _PLACED_BY_INTEGERS:
+            given = given[:1] + [
+                each for each in given[1:] if each not in self._counts or not self._is_integer(each)
+            ]
         with_rows = [each for each in given if each not in self._counts and self._has_rows(each)]
         is_count = not self._counts.isdisjoint(given)
-        is_reduced = base in _COUNTS or (
-            base in _SUMS | _OTHER_REDUCTIONS and any(self._is_reduced(with_rows, each) for each in changed)
-        )
+        is_reduced = reordered_by != NONE or self._combines_data(op, base, given, changed, with_rows)
+        if is_reduced or not self._whole.isdisjoint(given):
+            self._whole.update(changed)
         prepared = next((self._prepared[each] for each in given if each in self._prepared), NONE)
-        if with_rows and not self._has_begun:
+        if reordered_by in self._prepared_orders:
+            is_reduced, prepared = False, reordered_by
+        if not self._has_begun:
             is_count = False  # the program prepares the batch, and gives each part its rows
             # the first of several passes may begin with the whole data set
             if is_reduced and (self._passes == 1 or self._pass > 1):
                 prepared = op
         if prepared != NONE:
             self._prepared.update(dict.fromkeys(changed, prepared))
-        if is_count or (with_rows and is_reduced):
+        if self._has_begun and (is_count or (with_rows and is_reduced)):
             self._counts.update(changed)
+
+    def _combines_data(
+        self, op: int, base: str, given: list[int], changed: list[int], with_rows: list[int]
+    ) -> bool:
+        """Return True if an op that reads data only combines the samples.
+
+        Args:
+            op: its number.
+            base: its name.
+            given: the storages that it reads.
+            changed: those that it makes or writes.
+            with_rows: the storages that it reads with a row for each sample.
+        """
+        if base in _COUNTS:
+            return True
+        if not with_rows:
+            return False
+        is_along = self._is_along_samples(op, given[0])
+        if is_along is not None:
+            return is_along and _combines(base)
+        if base in _SUMS | _OTHER_REDUCTIONS:
+            return any(self._is_reduced(with_rows, each) for each in changed)
+        return mixes_samples(
+            base,
+            list(map(self._dimensions, given)),
+            list(map(self._dimensions, changed)),
+            derived=[each in with_rows for each in given],
+            batch=self._batch,
+            is_differentiated=True,
+        )
+
+    def _is_along_samples(self, op: int, first: int) -> bool | None:
+        """Return whether an op combines its first tensor along the batch; None if the recording does not tell."""
+        along, its = self._numbers.along(op), self._dimensions(first)
+        places = self._places_of_batch(its)
+        if not along or not places or first in self._means:
+            return None
+        if len(places) > 1 and its[places[0]] != self._batch:
+            return None
+        found = [each.crosses_samples(its, places[0], self._batch) for each in along]
+        return True if True in found else None if None in found else False
+
+    def knows_dimension(self, op: int, given: list[int]) -> bool:
+        """Return True if the recording shows along which dimension an op combines values."""
+        return bool(given) and self._is_along_samples(op, given[0]) is not None
+
+    def reduction(self, op: int) -> int:
+        """Return torch's number of the reduction of a loss; -1 if it is unknown."""
+        return self._numbers.reduction(op)
+
+    def _note_number(self, op: int, storage: int, *, is_of_batch: bool) -> None:
+        """Note that the program reads a number before a backward, unless it is the loss itself or a truth value."""
+        if self.read_by != NONE or not (is_of_batch and self._precedes_backward[op]):
+            return
+        if storage not in self._losses and not self._is_mask(storage):
+            self.read_by = op
+
+    def begin_forward(self) -> None:
+        """Note that a backward has ended. What a program computes before its next forward belongs to the batch."""
+        self._has_begun = False
 
     def begin_pass(self) -> None:
         """Note that a forward begins. What a program computes before it calls its model belongs to the batch."""
         self._has_begun = False
+        self._targets.clear()
         self._pass += 1
 
     def is_differentiated(self, op: int) -> bool:
@@ -390,11 +665,22 @@ class BatchMeans:
         else:
             self._sums.update(changed)
 
-    def _is_unknown_reduction(self, base: str, samples: list[int], changed: list[int]) -> bool:
-        """Return True if an op that reads samples removes the batch, and not by a sum or a mean."""
+    def _is_unknown_reduction(
+        self, base: str, samples: list[int], changed: list[int], is_along: bool | None
+    ) -> bool:
+        """Return True if an op that reads samples removes the batch, and not by a sum or a mean.
+
+        Args:
+            base: its name.
+            samples: the storages that it reads.
+            changed: those that it makes or writes.
+            is_along: whether it combines values along the batch; None if this is unknown.
+        """
         if base in _COUNTS:
             return True
         if base in _OTHER_REDUCTIONS:
+            if is_along is not None:
+                return is_along
             return any(self._is_reduced(samples, each) for each in changed)
         if base in _SUMS or base in _LINEAR or base in _PICKS or base in _PRODUCTS:
             return False

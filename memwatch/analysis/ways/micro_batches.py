@@ -34,6 +34,7 @@ from memwatch.analysis.ways.checkpointing import changed_attributes
 from memwatch.analysis.ways.independence import (
     LEADING,
     MATRIX_PRODUCTS,
+    REDUCED_BY_MEAN,
     BatchMeans,
     CarriedResults,
     Obstacle,
@@ -119,11 +120,15 @@ class Split(NamedTuple):
         refusal: why the batch should not be divided; None if it may be.
         prepared_by: an op that reduces data of the whole batch before the program calls its model, and whose result
             reaches the loss; -1 for none.
+        read_by: an op that gives a number of the whole batch to the program (`item()`); -1 for none.
+        has_other_terms: True if the loss has terms beside a cross entropy, which counts its targets.
     """
 
     choices: list[MicroBatches]
     refusal: Refusal | None = None
     prepared_by: int = NONE
+    read_by: int = NONE
+    has_other_terms: bool = False
 
 
 def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> Split:
@@ -190,7 +195,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         )
         for parts in candidates[:_CANDIDATES]
     ]
-    return Split(choices, refusal, followed.prepared_by)
+    return Split(choices, refusal, followed.prepared_by, followed.read_by, followed.has_other_terms)
 
 
 def left_out(facts: Facts) -> str:
@@ -383,6 +388,8 @@ class _Followed(NamedTuple):
         refusal: why the loss must be computed from the whole batch, because it is not a mean over independent samples,
             or because a later call of a model gets only results, and some of its own; None if it need not.
         prepared_by: as in `Split`.
+        read_by: as in `Split`.
+        has_other_terms: as in `Split`.
     """
 
     rows: IntArray
@@ -391,6 +398,8 @@ class _Followed(NamedTuple):
     picked: Collection[int]
     refusal: Refusal | None
     prepared_by: int
+    read_by: int
+    has_other_terms: bool
 
 
 def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: list[Pass]) -> _Followed:
@@ -422,9 +431,13 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
     # made from neither the batch nor parameters, such as targets: they get no gradient
     data: set[int] = set()
     of_weights: set[int] = set()  # made from parameters and buffers alone, such as the norm of a weight
+    was_backward = False
     for op in window:
         if phase[op] == OPTIMIZER:
             continue
+        if was_backward and phase[op] == FORWARD:
+            means.begin_forward()
+        was_backward = phase[op] != FORWARD
         rows = uses_by_op.within(op, op + 1)
         given = storage[rows[access[rows] != _OUTPUT]].tolist()
         results = storage[rows[access[rows] == _OUTPUT]].tolist()
@@ -448,7 +461,7 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
             continue
         if phase[op] in (FORWARD, RECOMPUTE):  # a reentrant checkpoint makes nodes only as it computes again
             base = base_names[int(ops["name"][op])]
-            if mixes_samples(
+            if not means.knows_dimension(op, given) and mixes_samples(
                 base,
                 list(map(dimensions, given)),
                 list(map(dimensions, results)),
@@ -466,9 +479,13 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
                 # its backward begins here: the loss itself is a sum
                 refusals.append(Refusal(Obstacle.SUM, op))
             refusals += filter(None, [means.refusal(op, base, given, [*results, *written], derived)])
-            if weighs_classes(base, given) and not any(dimensions(results[0])):
+            if (
+                weighs_classes(base, given)
+                and means.reduction(op) in (NONE, REDUCED_BY_MEAN)
+                and not any(dimensions(results[0]))
+            ):
                 refusals.append(Refusal(Obstacle.WEIGHED, op))
-            counts_targets |= is_cross_entropy(base)
+            counts_targets |= is_cross_entropy(base) and means.reduction(op) in (NONE, REDUCED_BY_MEAN)
         # Results that an op computes from the batch depend on it. So does memory that the op writes to.
         derived.update(results)
         derived.update(written)
@@ -496,7 +513,16 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
                 found.append(row)
     rows = np.array(found, dtype=np.int64)
     refusal = refusals[0] if refusals else None
-    return _Followed(rows, derived, counts_targets, means.picked(), refusal, means.prepared_by)
+    return _Followed(
+        rows,
+        derived,
+        counts_targets,
+        means.picked(),
+        refusal,
+        means.prepared_by,
+        means.read_by,
+        means.has_other_terms,
+    )
 
 
 class _ResultsOfModels:

@@ -492,6 +492,8 @@ class _Search:
             return []
         if split.prepared_by != NONE:
             decision += words.PREPARED.format(op=self._op_text(split.prepared_by))
+        if split.read_by != NONE:
+            decision += words.NUMBER_READ.format(op=self._op_text(split.read_by, words.ITEM))
         return [
             _Change(
                 kind="micro_batches",
@@ -499,7 +501,7 @@ class _Search:
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="simulated" if found.is_exact else "estimated",
-                decision=decision + (words.COUNTED_TARGETS if found.counts_targets else ""),
+                decision=decision + (self._about_targets(split) if found.counts_targets else ""),
                 lines=LINES["micro_batches, counted" if found.counts_targets else "micro_batches"].format(
                     parts=found.parts
                 ),
@@ -507,6 +509,10 @@ class _Search:
             )
             for found in split.choices
         ]
+
+    @staticmethod
+    def _about_targets(split: Split) -> str:
+        return words.COUNTED_TARGETS + (words.OTHER_TERMS if split.has_other_terms else "")
 
     def _would_matter(self, split: Split) -> bool:
         """Return True if a batch that is not split would lower the peak by enough.
@@ -520,12 +526,17 @@ class _Search:
         rows &= self._facts.categories.category.isin(["activation"])
         return int(self._facts.allocations.nbytes[rows].sum()) // 2 >= self._least_bytes
 
-    def _op_text(self, op: int) -> str:
-        """Return an op and the line of the program that called it: `mm` at train.py:12."""
+    def _op_text(self, op: int, name: str = "") -> str:
+        """Return an op and the line of the program that called it: `mm` at train.py:12.
+
+        Args:
+            op: its number.
+            name: the name in the text, in place of that of the op.
+        """
         if op == NONE:
             return ""
         line = self._facts.own_line(op) or self._facts.op_line(op)
-        name = short_op(self._facts.op_name(op))
+        name = name or short_op(self._facts.op_name(op))
         return words.OP_AT.format(op=name, line=short_place(line)) if line else words.OP.format(op=name)
 
     def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:

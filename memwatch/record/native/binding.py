@@ -168,6 +168,10 @@ class OpRunner(Protocol):
     def lifts(self) -> Table:
         """Rows of the storages that torch made from Python's data."""
 
+    @property
+    def numbers(self) -> Table:
+        """Rows of the dimensions and reductions among the arguments of ops."""
+
     def run(self) -> Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]:
         """Return a C function that runs an op passed on by Python."""
 

@@ -239,6 +239,7 @@ class NativeOpRecorder:
         self.nodes = self._native.nodes
         self.views = self._native.views
         self.lifts = self._native.lifts
+        self.numbers = self._native.numbers
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op, record it, and return its result. An exception of the op passes unchanged."""

@@ -201,6 +201,7 @@ class BackwardGraphs:
 
 FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = map(PHASES.index, ("forward", "backward", "optimizer", "recompute"))
 
+_OF_NUMBERS: Final = (FORWARD, RECOMPUTE)
 _OPS_WIDTH: Final = len(RECORDED_BY_NAME["ops"].columns)
 _MAX_SEQUENCE: Final = (1 << 63) - 1  # larger unsigned numbers mean that no node runs
 _grad_enabled = torch.is_grad_enabled
@@ -225,6 +226,7 @@ class PythonOpRecorder:
         self.nodes = Rows()
         self.views = Rows()
         self.lifts = Rows()
+        self.numbers = Rows()
         self._newest_told = next_sequence_nr() - 1
         self.views += (0, self._newest_told, NONE, NONE, NONE)
         self._listener = listener
@@ -306,7 +308,7 @@ class PythonOpRecorder:
             raise
         try:
             self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
-            self._ran(number, kind, args, kwargs, result=result, end=end)
+            self._ran(number, kind, args, kwargs, phase=phase, result=result, end=end)
             if number >= self._flush_op or end > self._flush_ticks:
                 self._listener.flush_due()
         except MemoryError as own:
@@ -453,10 +455,11 @@ class PythonOpRecorder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
+        phase: int,
         result: Any,
         end: int,
     ) -> None:
-        """Append the uses, resizes and births of an op that has run. An error in reading a tensor becomes a note."""
+        """Append all rows but its own for an op that has run. An error in reading a tensor becomes a note."""
         try:
             if self._dead:  # an address may be in use again
                 self._record_deaths(self._op_counter[0])
@@ -471,6 +474,8 @@ class PythonOpRecorder:
                         self._operands.used(number, argument, access)
                 elif cls is list or cls is tuple or isinstance(argument, Tensor):
                     self._touch(number, (argument,), (access,))
+            if kind.numbers and phase in _OF_NUMBERS:
+                self.numbers += tuple(value for row in kind.numbers_in(args) for value in (number, *row))
             if kwargs or kind.resizes:
                 self._touch_rest(number, kind, args, kwargs)
             if type(result) is Tensor and result.layout is _strided and (key := address_of(result)):

@@ -204,6 +204,9 @@ class PythonKind {
   bool resizes() const { return kind_.attr("resizes").cast<bool>(); }
   py::object write_names() const { return kind_.attr("write_names"); }
   py::object accesses() const { return kind_.attr("accesses"); }
+  py::object numbers() const { return kind_.attr("numbers"); }
+  /// Return rows of the table `numbers` without their first column.
+  py::object numbers_in(const py::tuple& args) const { return kind_.attr("numbers_in")(args); }
 
   PyObject* address() const { return kind_.ptr(); }
   bool is_none() const { return kind_.is_none(); }

@@ -6,6 +6,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "callbacks.h"
@@ -21,6 +22,7 @@ struct Kind {
   bool is_lift = false;  // likewise: a tensor that torch made from Python's data
   bool resizes = false;
   std::vector<int64_t> accesses;
+  std::vector<std::pair<size_t, int64_t>> numbers;  // positions of arguments whose numbers are recorded, and which they are
   py::object write_names;  // of arguments given by name; only for calls from Python
 
   int64_t access(size_t position) const { return position < accesses.size() ? accesses[position] : kAccessRead; }
@@ -50,6 +52,21 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
     writes |= write;
     kind.accesses.push_back(write ? kAccessWrite : kAccessRead);
   }
+  const auto& arguments = schema.arguments();
+  if (!arguments.empty() && arguments[0].type()->kind() == c10::TypeKind::TensorType) {
+    for (size_t position = 0; position < arguments.size(); ++position) {
+      const std::string& its = arguments[position].name();
+      if (const std::string type = arguments[position].type()->str();
+          type != "int" && type != "int[]" && type != "int?" && type != "int[]?") {
+        continue;
+      }
+      if (its == "dim" || its == "dims") {
+        kind.numbers.emplace_back(position, kNumberDimension);
+      } else if (its == "reduction") {
+        kind.numbers.emplace_back(position, kNumberReduction);
+      }
+    }
+  }
   const std::string& name = schema.name();
   kind.skipped = (aliases && !writes) || unseen.count(name) != 0 || name.rfind("profiler::", 0) == 0;
   kind.resizes = writes && (schema.overload_name().find("out") != std::string::npos || resizing.count(name) != 0);
@@ -68,6 +85,10 @@ inline Kind describe(const PythonKind& python_kind, const py::object& string_id)
   kind.name = kind.skipped ? kNone : integer(string_id(kind.text).ptr());
   kind.resizes = python_kind.resizes();
   kind.write_names = python_kind.write_names();
+  for (const auto& number : python_kind.numbers()) {
+    const py::tuple pair = py::reinterpret_borrow<py::tuple>(number);
+    kind.numbers.emplace_back(integer(PyTuple_GET_ITEM(pair.ptr(), 0)), integer(PyTuple_GET_ITEM(pair.ptr(), 1)));
+  }
   for (const auto& access : python_kind.accesses()) {
     kind.accesses.push_back(integer(access.ptr()));
   }

@@ -353,6 +353,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("nodes", &Recorder::nodes)
       .def_property_readonly("views", &Recorder::views)
       .def_property_readonly("lifts", &Recorder::lifts)
+      .def_property_readonly("numbers", &Recorder::numbers)
       .def("run", &run_of)
       .def("dispatch", &torch_dispatch)
       .def("flush_at", &Recorder::flush_at)

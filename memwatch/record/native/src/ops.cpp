@@ -83,6 +83,9 @@ bool Recorder::before(const Kind& kind, const c10::OperatorHandle& op, const tor
   }
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
   look(*call.kind, [&] {
+    if (!kind.numbers.empty()) {
+      note_numbers(call, arguments);
+    }
     if (call.kind->resizes) {
       call.kept.assign(arguments.begin(), arguments.end());
       return;
@@ -227,6 +230,11 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
     storages_->record_deaths(ops_started());
     if (kind.resizes) {
       callbacks_.resized(args, kwargs);
+    }
+    if (!kind.numbers.empty() && (call.phase == kPhaseForward || call.phase == kPhaseRecompute)) {
+      for (const auto& row : python_kind.numbers_in(args)) {
+        numbers_->add_tuple(py::make_tuple(call.number) + py::reinterpret_borrow<py::tuple>(row));
+      }
     }
     size_t position = 0;
     each_item(args.ptr(), [&](PyObject* value) { give(value, kind.access(position++), call.given); });
@@ -385,8 +393,56 @@ void Recorder::ran(const Call& call, int64_t end, bool failed) {
   });
 }
 
-/// Append the uses of the op's inputs.
+/// Note the dimensions and reductions among the arguments of an op of a forward.
+void Recorder::note_numbers(Call& call, c10::ArrayRef<c10::IValue> arguments) {
+  if (call.phase != kPhaseForward && call.phase != kPhaseRecompute) {
+    return;
+  }
+  for (const auto& [position, argument] : call.kind->numbers) {
+    const c10::IValue& value = arguments[position];
+    if (argument == kNumberReduction) {
+      if (value.isInt()) {
+        call.numbers.push_back(NumbersRow{.op = kNone,
+                                          .argument = argument,
+                                          .value = value.toInt(),
+                                          .dimensions = kNone,
+                                          .size = kNone,
+                                          .stride = kNone});
+      }
+      continue;
+    }
+    if (!arguments[0].isTensor() || !is_plain(arguments[0].toTensor())) {
+      continue;
+    }
+    const at::Tensor& tensor = arguments[0].toTensor();
+    const int64_t count = tensor.dim();
+    const auto note = [&](int64_t dimension) {
+      if (-count <= dimension && dimension < count) {
+        const int64_t place = dimension < 0 ? dimension + count : dimension;
+        call.numbers.push_back(NumbersRow{.op = kNone,
+                                          .argument = argument,
+                                          .value = place,
+                                          .dimensions = count,
+                                          .size = tensor.size(place),
+                                          .stride = tensor.stride(place)});
+      }
+    };
+    if (value.isInt()) {
+      note(value.toInt());
+    } else if (value.isIntList()) {
+      for (const int64_t dimension : value.toDimVector()) {
+        note(dimension);
+      }
+    }
+  }
+}
+
+/// Append the numbers among the op's arguments, and the uses of its inputs.
 void Recorder::write_uses(const Call& call) {
+  for (NumbersRow row : call.numbers) {
+    row.op = call.number;
+    numbers_->add(row);
+  }
   for (const auto& [storage, access] : call.given.uses) {
     uses_->add(UsesRow{.op = call.number, .storage = storage, .access = access});
   }

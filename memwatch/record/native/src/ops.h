@@ -30,6 +30,7 @@ struct Call {
   int64_t number = 0, stack = kNone, module = kNone, phase = 0, sequence = kNone, made = kNone, start = 0;
   int64_t workspace_bytes = kNone;  // read when the first storage that the op made is seen
   Given given;
+  c10::SmallVector<NumbersRow, 2> numbers;
   torch::jit::Stack kept;  // the arguments of an op that may give them other storages
 };
 
@@ -81,6 +82,9 @@ class Recorder {
   /// The rows of the storages that torch made of Python's data.
   const std::shared_ptr<Rows>& lifts() const { return lifts_; }
 
+  /// The rows of the dimensions and reductions among the arguments of ops.
+  const std::shared_ptr<Rows>& numbers() const { return numbers_; }
+
   /// Append its rows when it has run; `stack` holds its results, or nothing if it raised.
   void after(const c10::OperatorHandle& op, const torch::jit::Stack* stack, Call& call, int64_t end);
 
@@ -96,6 +100,7 @@ class Recorder {
   bool number(Call& call);
   void ran(const Call& call, int64_t end, bool failed);
   void write_uses(const Call& call);
+  static void note_numbers(Call& call, c10::ArrayRef<c10::IValue> arguments);
   void flush_if_due(const Call& call, int64_t end);
   template <typename Look>
   bool look(const Kind& kind, Look&& with);
@@ -146,7 +151,8 @@ class Recorder {
   std::shared_ptr<Storages> storages_;
   std::shared_ptr<Stacks> stacks_;
   const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), nodes_ = std::make_shared<Rows>(),
-                              views_ = std::make_shared<Rows>(), lifts_ = std::make_shared<Rows>(), uses_;
+                              views_ = std::make_shared<Rows>(), lifts_ = std::make_shared<Rows>(),
+                              numbers_ = std::make_shared<Rows>(), uses_;
   Kind view_, lift_;  // of every view and every tensor of data that the dispatch key sees
   Kind unknown_;      // of an op whose kind could not be found
   Kinds kinds_;

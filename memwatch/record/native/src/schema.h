@@ -21,6 +21,9 @@ enum Access : int64_t { kAccessRead, kAccessWrite, kAccessOutput };
 /// How a storage came to be known.
 enum Origin : int64_t { kOriginOp, kOriginBaseline, kOriginExternal, kOriginUnobserved, kOriginThread };
 
+/// Which argument of an op a number is.
+enum Number : int64_t { kNumberDimension, kNumberReduction };
+
 /// A row of the table `ops`.
 struct OpsRow {
   int64_t op;
@@ -54,6 +57,16 @@ struct LiftsRow {
   int64_t storage;
   int64_t stack;
   int64_t module;
+};
+
+/// A row of the table `numbers`.
+struct NumbersRow {
+  int64_t op;
+  int64_t argument;
+  int64_t value;
+  int64_t dimensions;
+  int64_t size;
+  int64_t stride;
 };
 
 /// A row of the table `uses`.
