@@ -23,7 +23,7 @@ import numpy as np
 from memwatch.containers import ALL
 from memwatch.host_allocators import PAGE_BYTES
 from memwatch.monitor.examine import MOST_STEPS, NOT_SEARCHED, can_search, paths_from_roots, words_of
-from memwatch.monitor.mappings import ProcessError, Use, pages_of, read_mappings, union_of
+from memwatch.monitor.mappings import PageMap, ProcessError, Use, read_mappings, union_of
 from memwatch.monitor.objects import class_name, objects_on_pages
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
@@ -161,12 +161,12 @@ def _copied_pages(forks: Sequence[int]) -> list[NDArray[np.int64]]:
     mine = union_of((each.start, each.end) for each in _data_of(os.getpid())) // PAGE_BYTES
     found = []
     for fork in forks:
-        pages = [np.empty(0, dtype=np.int64)]
+        pages, page_map = [np.empty(0, dtype=np.int64)], PageMap(fork)
         try:
             for mapping in _data_of(fork):
                 if mapping.private:
                     first, count = mapping.start // PAGE_BYTES, (mapping.end - mapping.start) // PAGE_BYTES
-                    pages.append(first + np.flatnonzero(pages_of(fork, first, count)[1]))
+                    pages.append(page_map.pages(first, count)[1].numbers())
         except (OSError, ProcessError) as error:  # it has ended
             pass_on(error)
         own = np.concatenate(pages)
