@@ -131,6 +131,7 @@ class Held:
     category: str
     holder: str
     names: frozenset[tuple[str, str]]
+    is_of_torch: bool
 
 
 def _recorded(folder: Path) -> list[Held]:
@@ -147,6 +148,7 @@ def _recorded(folder: Path) -> list[Held]:
                 _CATEGORIES.get(str(row.category), str(row.category)),
                 str(row.holder),
                 frozenset(names.get(int(number), set()) | _names_in(str(row.path))),
+                row.holder_evidence == "structure",
             )
             for number, row in zip(rows.index, rows.itertuples(), strict=True)
         ]
@@ -191,12 +193,12 @@ def compare(live: list[dict[str, Any]], recorded: list[Held]) -> Compared:
          if group["category"] not in NOT_RECORDED}
     )  # fmt: skip
     reported_bytes, same_bytes, rest = sum(left.values()), 0, Counter[str]()
-    # a tensor whose variable is known fits few groups, and one without fits all groups of its category
-    for each in sorted(recorded, key=lambda held: (not held.names, -held.nbytes)):
+    # a tensor whose variable is known fits few groups, and one of torch's records fits all groups of its category
+    for each in sorted(recorded, key=lambda held: (held.is_of_torch, -held.nbytes)):
         missing = each.nbytes
         for category, holder in sorted(left, key=lambda group: group[0] != each.category):
             is_same = bool(_names_of_report(holder) & each.names) or (
-                not each.names and category == each.category
+                each.is_of_torch and category == each.category
             )
             if is_same:
                 taken = min(missing, left[category, holder])
