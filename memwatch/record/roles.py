@@ -402,7 +402,7 @@ class Owners:
             leaves: the leaves that a backward reaches.
         """
         find = self.parameters.find
-        parameters = [leaf for leaf in leaves if type(leaf) is Parameter and find(leaf) is None]
+        parameters: list[Tensor] = [leaf for leaf in leaves if type(leaf) is Parameter and find(leaf) is None]
         if parameters:
             with self._harmless:
                 self._search(Parameter, parameters, sys._getframe())
