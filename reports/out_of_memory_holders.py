@@ -148,7 +148,7 @@ def _recorded(folder: Path) -> list[Held]:
                 _CATEGORIES.get(str(row.category), str(row.category)),
                 str(row.holder),
                 frozenset(names.get(int(number), set()) | _names_in(str(row.path))),
-                row.holder_evidence == "structure",
+                not row.path,
             )
             for number, row in zip(rows.index, rows.itertuples(), strict=True)
         ]
