@@ -120,7 +120,7 @@ def _ending(program: Program) -> Program:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of a recording: its bytes, its category and holder, and what its holders are called.
+    """A tensor of a recording: its bytes, its category and holder, and the names of its holders.
 
     Attributes:
         names: pairs of a variable and its function or module, or of an attribute and its class, of all paths that
@@ -135,7 +135,7 @@ class Held:
 
 
 def _recorded(folder: Path) -> list[Held]:
-    """Return the tensors at the end of the recording of the process that ran out: the one with most memory then."""
+    """Return the tensors at the end of the recording of the process that ran out, which has most memory then."""
     best: list[Held] = []
     for path in folder.glob("*.memwatch"):
         reading = memwatch.load(path)
