@@ -1,6 +1,7 @@
 """Run the programs that run out of memory and their twins, and measure the cost of a healthy program.
 
-`python reports/out_of_memory.py` writes `reports/out_of_memory.md` from the results.
+`python reports/out_of_memory.py [zoo|recordings|cost]` writes the results between the marks of
+`reports/out_of_memory.md`.
 """
 
 from __future__ import annotations
@@ -132,27 +133,18 @@ def cost() -> list[str]:
     return [step, look]
 
 
-def main() -> None:
-    """Write the report."""
-    method = (
-        "Written by `python reports/out_of_memory.py`. Each program of `tests/monitor/failing_programs.py` runs with "
-        f"`RLIMIT_AS` {failing_programs.ROOM_MIB} MiB above its start, until an allocation fails. Its twin does the "
-        "same work and keeps less. The tests run simulated control groups, memwatch's own limit and the simulated "
-        "accelerator."
-    )
-    lines = [
-        "# Reports when memory runs out",
-        "",
-        method,
-        "",
-        *zoo(),
-        "",
-        "## Cost while the program is healthy",
-        "",
-        *cost(),
-    ]
-    RESULTS.write_text("\n".join(lines) + "\n")
+def recordings() -> list[str]:
+    """Return the comparison with full recordings."""
+    from out_of_memory_holders import table
+
+    with tempfile.TemporaryDirectory() as folder:
+        return table(Path(folder))
 
 
 if __name__ == "__main__":
-    main()
+    parts = {"zoo": zoo, "recordings": recordings, "cost": cost}
+    for part in sys.argv[1:] or parts:
+        text = "\n".join(parts[part]()) + "\n"
+        begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->\n"
+        head, _, rest = RESULTS.read_text(encoding="utf-8").partition(begin)
+        RESULTS.write_text(f"{head}{begin}{text}{end}{rest.partition(end)[2]}", encoding="utf-8")

@@ -324,6 +324,11 @@ class _OwnProcess:
         arrow = (malloc if is_of_malloc else rest).take(arrow_bytes)
         rows.append(Row(ARROW, *arrow, "pyarrow.total_allocated_bytes()"))
         rows += self._native_rows(malloc)
+        if not self._residency.is_whole:
+            self.notes.append(
+                "memwatch did not read which pages of the largest mappings are in memory, because they have too many "
+                "addresses; their memory may be in a wrong row"
+            )
         rows.append(
             Row(OTHER, *rest.take_all(), "smaps: private memory of mmap that no allocator above claims")
         )

@@ -398,17 +398,21 @@ class Owners:
         return tensors
 
     def name_leaves(self, leaves: list[Tensor]) -> None:
-        """Learn the names of autograd leaves that are not parameters, so that their `.grad` gets a role and a name.
+        """Learn the names of autograd leaves that no module or optimizer named so far, so that `.grad` gets a role.
 
-        A program may train a plain tensor, by hand or with an optimizer. A leaf without a variable belongs to a
-        library, such as an input of a checkpointed region.
+        A program may train a plain tensor, by hand or with an optimizer, or the parameters of a module that it never
+        calls, such as a `ParameterList`. A leaf without a variable belongs to a library, such as an input of a
+        checkpointed region.
 
         Args:
             leaves: the leaves that a backward reaches.
         """
-        unknown = {
-            id(leaf): leaf for leaf in leaves if type(leaf) is Tensor and self.parameters.find(leaf) is None
-        }
+        find = self.parameters.find
+        parameters: list[Tensor] = [leaf for leaf in leaves if type(leaf) is Parameter and find(leaf) is None]
+        if parameters:
+            with self._harmless:
+                self._search(Parameter, parameters, sys._getframe())
+        unknown = {id(leaf): leaf for leaf in leaves if id(type(leaf)) in _PLAIN and find(leaf) is None}
         for key, name in self._names_of(list(unknown.values()), Tensor).items():
             self.parameters.add(unknown[key], name, NONE)
 

@@ -31,7 +31,7 @@ from memwatch.heap.frames import read_locals
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT, RootKind
 from memwatch.heap.snapshot import Snapshot
-from memwatch.monitor.copies import copied_structures
+from memwatch.monitor.copies import Fork, copied_structures
 from memwatch.monitor.live_memory import live_memory
 from memwatch.monitor.objects import grown_containers, python_memory, tensor_memory
 
@@ -241,7 +241,7 @@ def test_the_searches_of_a_monitor_call_no_method():
         before = python_memory()
         assert tensor_memory().count >= len(names)
         grown_containers(before.lengths, 1)
-        copied_structures([os.getpid(), os.getpid()])
+        copied_structures([Fork(os.getpid(), 0.0), Fork(os.getpid(), 0.0)])
         live_memory()
     assert no_calls(calls)
 

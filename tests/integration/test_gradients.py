@@ -47,6 +47,18 @@ def test_added_up_before_the_peak(intercept):
     assert list(rows["holder_evidence"]) == ["structure"]
 
 
+@pytest.mark.parametrize("kind", [nn.ParameterList, list])
+def test_of_parameters_whose_module_is_never_called(kind):
+    with memwatch.profile() as prof:
+        weights = kind([nn.Parameter(torch.ones(WIDTH, HIDDEN)) for _ in range(4)])
+        for number in range(4):
+            weights[number].square().sum().backward()
+    rows = gradient_rows(prof, WIDTH * HIDDEN * 4)
+    assert len(rows) >= 3
+    assert rows["holder"].str.endswith(".grad").sum() >= 3, set(rows["holder"])
+    assert not prof.at_peak["holder"].str.contains("no reference").any()
+
+
 @BOTH
 def test_on_its_way_at_the_peak(intercept):
     """A gradient that its own node has not given away at the peak is in `.grad` only later: that is inferred."""

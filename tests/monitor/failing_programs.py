@@ -365,6 +365,21 @@ PROGRAMS = {
         "firsts.append(torch.ones(8 * MIB)[:1])",
         "firsts.append(torch.ones(8 * MIB)[:1].item())",
     ),
+    "a linked list": Program(
+        "other tensors",
+        "global `head`",
+        "class Node:\n    __slots__ = ('value', 'next')\n    def __init__(self, value, next):\n"
+        "        self.value, self.next = value, next\nhead = None",
+        "global head\nhead = Node(torch.ones(8 * MIB), head)",
+        "global head\nhead = Node(torch.ones(8 * MIB), None)",
+    ),
+    "arguments of callbacks": Program(
+        "other tensors",
+        "global `callbacks`",
+        "callbacks = []",
+        "callbacks.append(functools.partial(print, torch.ones(8 * MIB)))",
+        "callbacks[:] = [functools.partial(print, torch.ones(8 * MIB))]",
+    ),
 }  # fmt: skip
 
 

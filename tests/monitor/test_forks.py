@@ -7,6 +7,8 @@ import json
 import pytest
 from forked import run_forked
 
+from memwatch.monitor.copies import Fork, _of_one_age
+
 MIB = 1 << 20
 PROGRAM = """
 import json, sys, warnings
@@ -146,32 +148,58 @@ def test_the_report_has_the_growth_of_the_workers(datasets):
     assert report.count("finding: 2 forked processes have") == 2
 
 
-ONE_OF_TWO = """
+OF_TWO_FORKS = """
 import gc, json, os, signal
-from memwatch.monitor.copies import copied_structures
+from memwatch.monitor.copies import copied_structures, forks_of
 
+gc.disable()
 texts = [f"text number {number}" for number in range(400_000)]
-pids = []
-for _ in range(2):
+
+def read():
+    for text in texts:
+        pass
+
+def start(work):
     done, told = os.pipe()
     if not (pid := os.fork()):
-        gc.disable()
-        for text in texts:
-            pass
+        work()
         os.write(told, b"1")
         signal.pause()
-    pids.append(pid)
-    os.read(done, 1)
-found = [len(copied_structures(pids))]
-os.kill(pids[0], signal.SIGKILL)
-os.waitpid(pids[0], 0)
-found.append(len(copied_structures(pids)))
-os.kill(pids[1], signal.SIGKILL)
-os.waitpid(pids[1], 0)
+    return pid, done
+
+def end(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+# this process writes the pages, and the forks sleep
+idle = []
+for _ in range(2):
+    idle.append(start(int)[0])
+    read()
+found = [len(copied_structures(forks_of(idle)))]
+for pid in idle:
+    end(pid)
+
+forks = [start(read), start(read)]
+pids = [pid for pid, done in forks if os.read(done, 1)]
+found.append(len(copied_structures(forks_of(pids))))
+both = forks_of(pids)
+end(pids[0])
+found.append(len(copied_structures(both)))
+end(pids[1])
 print(json.dumps(found))
 """
 
 
-def test_a_fork_that_ends_meanwhile_does_not_count(fresh_python):
-    """With one fork that is left, this process may have copied the pages."""
-    assert json.loads(fresh_python(ONE_OF_TWO).stdout) == [1, 0]
+def test_only_forks_that_copied_pages_are_accused(fresh_python):
+    """This process may have written a page. A fork that is older than the write then has the old page alone."""
+    forks_sleep, forks_read, one_has_ended = json.loads(fresh_python(OF_TWO_FORKS).stdout)
+    assert forks_sleep == 0
+    assert forks_read == 1
+    assert one_has_ended == 0  # this process may have copied the pages of the other one
+
+
+def test_forks_of_different_age_are_not_compared():
+    """This process may have written the pages between them."""
+    forks = [Fork(number, start_s) for number, start_s in enumerate([30.0, 0.0, 0.4, 1.2, 9.0, 9.1])]
+    assert [[fork.pid for fork in group] for group in _of_one_age(forks)] == [[1, 2, 3], [4, 5]]

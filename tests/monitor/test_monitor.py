@@ -378,27 +378,57 @@ def test_a_fork_has_a_stopped_monitor_and_may_start_its_own(fresh_python):
 
 
 TRAINING = """
-import random, sys, torch, memwatch
+import asyncio, hashlib, random, sys, threading, torch, memwatch
+from memwatch.monitor import watch
 torch.manual_seed(0)
 random.seed(0)
-if sys.argv[1] == "watched":
-    watch = memwatch.monitor(interval_s=1000)
+is_watched = sys.argv[1] == "watched"
+if is_watched:
+    watch.SAMPLES_CREDIT_S, watch.MOST_RATIO = 1000.0, 100.0  # samples without a pause
+    monitor = memwatch.monitor(interval_s=0.05)
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.Adam(model.parameters())
 for step in range(20):
     model(torch.randn(8, 16)).sum().backward()
     optimizer.step()
-    if sys.argv[1] == "watched" and step % 10 == 0:
-        watch.sample()
-print(random.random(), torch.rand(1).item(), *(float(each.sum()) for each in model.parameters()))
+    if is_watched and step % 10 == 0:
+        monitor.sample()
+results = {}
+def work(number):
+    generator = torch.Generator().manual_seed(number)
+    weight = torch.randn(64, 64, generator=generator).requires_grad_()
+    for _ in range(50):
+        (weight @ torch.randn(64, 64, generator=generator)).exp().mean().backward()
+    results[number] = weight.grad
+async def serve(number):
+    held = torch.full((64,), float(number))
+    for _ in range(50):
+        held = held.sin()
+        await asyncio.sleep(0)
+    results[number] = held
+async def serve_all():
+    await asyncio.gather(*map(serve, range(10, 20)))
+threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+for thread in threads:
+    thread.start()
+asyncio.run(serve_all())
+if is_watched:
+    monitor.sample()
+    assert not monitor.notes, monitor.notes
+for thread in threads:
+    thread.join()
+tensors = [*model.parameters(), *(results[number] for number in sorted(results)), torch.rand(4)]
+print(random.random(), [hashlib.sha256(each.detach().numpy().tobytes()).hexdigest() for each in tensors])
 print(sorted(name for name in sys.modules if name in ("rich", "pandas", "IPython")))
 """
 
 
-def test_a_program_computes_the_same_with_a_monitor(fresh_python):
+def test_a_program_with_threads_and_tasks_computes_the_same_with_a_monitor(fresh_python):
+    """The program doesn't stop the monitor, which ends with it."""
     plain, watched = (fresh_python(TRAINING, word) for word in ("plain", "watched"))
     assert plain.returncode == watched.returncode == 0, watched.stderr
     assert plain.stdout == watched.stdout
+    assert watched.stderr == plain.stderr == ""
 
 
 INTERRUPTED = """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import mmap
 import os
 import pickle
 import subprocess
@@ -10,13 +13,14 @@ import sys
 import textwrap
 import threading
 
+import numpy as np
 import psutil
 import pytest
 
 import memwatch
 from memwatch.errors import OptionError
-from memwatch.host_allocators import malloc_figures
-from memwatch.monitor import mappings, process, rows
+from memwatch.host_allocators import PAGE_BYTES, malloc_figures
+from memwatch.monitor import copies, mappings, process, rows
 from memwatch.monitor.mappings import ProcessError, Use
 from memwatch.sizes import format_bytes
 
@@ -376,6 +380,75 @@ def test_the_blocks_that_are_found_are_those_of_malloc():
     blocks = mappings.mmapped_blocks([each for each in found if each.use is Use.ANONYMOUS], residency)
     assert (blocks[:, 1] - blocks[:, 0]).sum() == pytest.approx(figures.mmapped_bytes, rel=0.02)
     assert figures.mmapped_bytes > 0
+
+
+@pytest.fixture
+def sparse_memory():
+    """Memory with far more addresses than pages: the addresses of its pages, and of its begin and end."""
+    nbytes, apart = 256 << 30, 16 << 30
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    except OSError:
+        pytest.skip("this system reserves memory for all addresses")
+    memory.madvise(mmap.MADV_DONTDUMP)  # so the kernel doesn't join it with the memory beside it
+    for place in range(0, nbytes, apart):
+        memory[place] = 1
+    buffer = np.frombuffer(memory, dtype=np.uint8)
+    begin = buffer.ctypes.data
+    yield np.arange(begin, begin + nbytes, apart), range(begin, begin + nbytes)
+    del buffer
+    memory.close()
+
+
+_MAP_NORESERVE = 0x4000  # of Linux; the module has it since Python 3.13
+
+
+@pytest.fixture
+def entries_read(monkeypatch):
+    """Count the entries of pages that are read."""
+    read, pread = [], os.pread
+
+    def counted(*arguments):
+        data = pread(*arguments)
+        read.append(len(data) // 8)
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    return lambda: sum(read)
+
+
+def resident_and_private(memory):
+    """Return the bytes in memory of a range of addresses, the private ones, and whether all pages were read."""
+    residency = mappings.Residency(mappings.read_mappings(os.getpid()), os.getpid())
+    parts = residency.of_ranges(*residency.split(np.array([[memory.start, memory.stop]])))
+    return *(int(part.sum()) for part in parts), residency.is_whole
+
+
+def test_the_pages_of_a_sparse_mapping_cost_as_much_as_is_in_memory(sparse_memory, entries_read):
+    touched, memory = sparse_memory
+    half = range(memory.start, memory.start + len(memory) // 2)
+    *found, is_whole = resident_and_private(half)
+    if not is_whole:
+        pytest.skip("Linux before 6.7 cannot skip pages that are not in memory")
+    assert found == [len(touched) // 2 * PAGE_BYTES] * 2
+    assert entries_read() <= 512 * len(touched)
+    (pages,) = copies._copied_pages([os.getpid()])
+    assert np.isin(touched // PAGE_BYTES, pages).all()
+    assert entries_read() < 1 << 22
+
+
+def test_an_older_kernel_reads_a_bounded_number_of_pages(sparse_memory, entries_read, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOTTY, "no such request")
+
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
+    touched, memory = sparse_memory
+    resident, private, is_whole = resident_and_private(memory)
+    assert not is_whole
+    assert resident == private == len(touched) * PAGE_BYTES
+    assert entries_read() <= mappings.MOST_ENTRIES
+    copies._copied_pages([os.getpid()])
+    assert entries_read() <= 2 * mappings.MOST_ENTRIES
 
 
 FORK = """
