@@ -22,7 +22,8 @@ struct Kind {
   bool is_lift = false;  // likewise: a tensor that torch made from Python's data
   bool resizes = false;
   std::vector<int64_t> accesses;
-  std::vector<std::pair<size_t, int64_t>> numbers;  // positions of arguments whose numbers are recorded, and which they are
+  std::vector<std::pair<size_t, int64_t>>
+      numbers;             // positions of arguments whose numbers are recorded, and which they are
   py::object write_names;  // of arguments given by name; only for calls from Python
 
   int64_t access(size_t position) const { return position < accesses.size() ? accesses[position] : kAccessRead; }
