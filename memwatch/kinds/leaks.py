@@ -465,7 +465,7 @@ class Remedy(Enum):
     )
     ITEM = RemedyRow(
         (
-            "the container grows and keeps each entry: store numbers (`.item()`), limit its size "
+            "the container grows and keeps each entry: store numbers (`.mean().item()`), limit its size "
             "(`deque(maxlen=...)`), or clear it after use"
         ),
         of_objects="the container grows and keeps each entry: remove each entry after use, keep only the values that "

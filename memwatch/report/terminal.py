@@ -42,7 +42,7 @@ from memwatch.report.facts import (
     shown_ways,
     small_growth,
 )
-from memwatch.report.page.edits import ADDED, edit_of
+from memwatch.report.page.edits import ADDED, REMOVED, edit_of
 from memwatch.report.page.parts import CodeReader
 from memwatch.report.plan import Places
 from memwatch.report.plan_terminal import plan_parts
@@ -50,7 +50,7 @@ from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words import summary as words
 from memwatch.words import ways
-from memwatch.words.findings import EDIT, holder_at
+from memwatch.words.findings import ADDED_LINE, EDIT, LINE_TO_CHANGE, holder_at
 from memwatch.words.holders import short_inferred
 from memwatch.words.places import short_place
 from memwatch.words.processes import counted, listed, reserved_at_peak_text
@@ -492,8 +492,16 @@ def _edit_text(finding: Finding, code: CodeReader | None) -> str:
     edit = None if code is None else edit_of(finding, code)
     if edit is None:
         return ""
-    lines = [line for line in edit["lines"] if line["sign"] == ADDED] or edit["lines"]
-    return EDIT.format(site=short_place(edit["site"]), code=lines[0]["text"].strip())
+    lines, site = edit["lines"], edit["site"]
+    signs = [line["sign"] for line in lines]
+    if ADDED not in signs:
+        return LINE_TO_CHANGE.format(site=short_place(site), code=lines[0]["text"].strip())
+    added = signs.index(ADDED)
+    code = lines[added]["text"].strip()
+    if REMOVED in signs:
+        return EDIT.format(site=short_place(site), code=code)
+    file, _, first = site.rpartition(":")
+    return ADDED_LINE.format(site=short_place(f"{file}:{int(first) + added - 1}"), code=code)
 
 
 def finding_parts(

@@ -60,8 +60,11 @@ FINDING: Final = "{holder}, {advice}"
 HOLDER_AT: Final = "{holder} at {site}{remark}"
 HOLDER_OF_VARIABLE: Final = "{holder} (`{variable}` is set at {site}){remark}"
 """For a part of a variable's value, which gets its tensors at another line."""
-EDIT: Final = "change {site}: {code}"
+EDIT: Final = "change {site} to: {code}"
 """The line that the page shows as an edit."""
+ADDED_LINE: Final = "add below {site}: {code}"
+LINE_TO_CHANGE: Final = "the line to change, {site}: {code}"
+"""For a line whose change is not known: it is shown as it is."""
 ALSO_HELD: Final = "{holder} (also held by {others})"
 
 GROWTH: Final = (

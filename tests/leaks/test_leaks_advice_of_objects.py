@@ -358,7 +358,7 @@ def finished(value):
 def test_only_tensors_are_to_become_numbers(make, is_of_tensors):
     kept = []
     [leak] = find_leaks(lambda: kept.append(make()))
-    assert ("store numbers (`.item()`)" in leak.advice) is is_of_tensors
+    assert ("store numbers (`.mean().item()`)" in leak.advice) is is_of_tensors
     assert leak.advice.startswith(advice(Remedy.ITEM, of_objects=not is_of_tensors))
 
     def bounded():

@@ -254,7 +254,7 @@ def test_the_summary_shows_the_line_to_change_as_the_page_does(shell_memwatch, t
     monkeypatch.chdir(tmp_path)
     reading = memwatch.load("steps.memwatch")
     assert reading.findings[0].kind == "fused"
-    new = "change steps.py:6: optimizer = torch.optim.AdamW(model.parameters(), fused=True)"
+    new = "change steps.py:6 to: optimizer = torch.optim.AdamW(model.parameters(), fused=True)"
     told = " ".join(reading.summary().split())
     assert new in told
     assert "the optimizer's step, at steps.py:9" in told
