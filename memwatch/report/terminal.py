@@ -497,11 +497,11 @@ def _edit_text(finding: Finding, code: CodeReader | None) -> str:
     if ADDED not in signs:
         return LINE_TO_CHANGE.format(site=short_place(site), code=lines[0]["text"].strip())
     added = signs.index(ADDED)
-    code = lines[added]["text"].strip()
+    new = lines[added]["text"].strip()
     if REMOVED in signs:
-        return EDIT.format(site=short_place(site), code=code)
+        return EDIT.format(site=short_place(site), code=new)
     file, _, first = site.rpartition(":")
-    return ADDED_LINE.format(site=short_place(f"{file}:{int(first) + added - 1}"), code=code)
+    return ADDED_LINE.format(site=short_place(f"{file}:{int(first) + added - 1}"), code=new)
 
 
 def finding_parts(

@@ -124,6 +124,15 @@ export function level(plot: uPlot, value: number, name: string): void {
   stroke(plot, { width: 1.5, color: named(name), dash: [6, 4] }, [left, at], [left + width, at]);
 }
 
+// Writes the name of a line to the right of the chart, where the line ends.
+export function endLabel({ ctx, bbox }: Surface, text: string, top: number): void {
+  const scale = devicePixelRatio;
+  ctx.save();
+  Object.assign(ctx, { font: `${12 * scale}px system-ui, sans-serif`, fillStyle: textColor(), textAlign: "left", textBaseline: "middle" });
+  ctx.fillText(text, bbox.left + bbox.width + 5 * scale, top);
+  ctx.restore();
+}
+
 // What is on a chart already: the labels of one row, from one pixel to another, and the lines that no label may lie on.
 export interface Taken {
   labels: [number, number][];

@@ -89,11 +89,13 @@ class TradeOff {
   readonly box = $("plan-tradeoff");
   plot: uPlot | undefined;
   readonly #points: Point[];
+  readonly #program: Point;
   readonly #figures: Figures;
 
   constructor(points: Point[], figures: Figures) {
     // the program itself is a point too: it has no extra cost
-    this.#points = [...points, { peak_bytes: figures.program_bytes, extra_cost_ratio: 0, shown: false }].sort((a, b) => a.peak_bytes - b.peak_bytes);
+    this.#program = { peak_bytes: figures.program_bytes, extra_cost_ratio: 0, shown: false };
+    this.#points = [...points, this.#program].sort((a, b) => a.peak_bytes - b.peak_bytes);
     this.#figures = figures;
   }
 
@@ -101,7 +103,8 @@ class TradeOff {
     this.plot?.destroy();
     const x = this.#points.map((point) => point.peak_bytes);
     const all = this.#points.map((point) => 100 * point.extra_cost_ratio);
-    const shown = this.#points.map((point) => (point.shown ? 100 * point.extra_cost_ratio : null));
+    const only = (wanted: (point: Point) => boolean) => this.#points.map((point) => (wanted(point) ? 100 * point.extra_cost_ratio : null));
+    const [shown, unchanged] = [only((point) => point.shown), only((point) => point === this.#program)];
     const dots = (color: string, size: number) => ({ points: { show: true, size, fill: color, stroke: color } });
     const { bound_bytes: bound, program_bytes: program } = this.#figures;
     const right = Math.max(program, x.at(-1)!) * 1.04;
@@ -114,10 +117,16 @@ class TradeOff {
         bytesAxis({ space: 80, label: "peak increase", labelSize: 18, labelFont: FONT, size: 34 }),
         axisOf({ values: (_, ticks) => ticks.map((share) => `${share} %`), label: "extra cost", labelSize: 18, labelFont: FONT, size: 56 }),
       ],
-      series: [{}, { stroke: named("after"), width: 2, ...dots(named("after"), 6) }, { width: 0, ...dots(named("peak-mark"), 11) }],
+      // the colours of the chart above: the program is red, and the plan is green
+      series: [
+        {},
+        { stroke: named("bound"), width: 2, ...dots(named("bound"), 6) },
+        { width: 0, ...dots(named("before"), 9) },
+        { width: 0, ...dots(named("after"), 11) },
+      ],
       hooks: { draw: [(plot) => this.#bound(plot, bound)] },
     };
-    this.plot = new uPlot(options, [x, all, shown], this.box);
+    this.plot = new uPlot(options, [x, all, unchanged, shown], this.box);
   }
 
   #bound(plot: uPlot, bound: number): void {
