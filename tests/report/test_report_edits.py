@@ -99,18 +99,21 @@ def applied(source, edit):
     return "\n".join([*lines[:first], *new, *lines[first + len(there) :]]) + "\n"
 
 
+@pytest.mark.words
 @pytest.mark.parametrize(
-    ("source", "kind", "expected"),
+    ("source", "kind", "expected", "told"),
     [
         (
             LIST,
             FindingKind.GRAPH,
             [(REMOVED, "outputs.append(model(x).sum())"), (ADDED, "outputs.append(model(x).sum().detach())")],
+            "change before.py:{line} to: outputs.append(model(x).sum().detach())",
         ),
         (
             SUM,
             FindingKind.GRAPH,
             [(REMOVED, "outputs += model(x).sum()"), (ADDED, "outputs += model(x).sum().detach()")],
+            "change before.py:{line} to: outputs += model(x).sum().detach()",
         ),
         (
             ZEROS,
@@ -119,11 +122,17 @@ def applied(source, edit):
                 (REMOVED, "optimizer.zero_grad(set_to_none=False)"),
                 (ADDED, "optimizer.zero_grad(set_to_none=True)"),
             ],
+            "change before.py:{line} to: optimizer.zero_grad(set_to_none=True)",
         ),
-        (VARIABLE, FindingKind.DRAG, [(KEPT, "total = first.sum()"), (ADDED, "del first")]),
+        (
+            VARIABLE,
+            FindingKind.DRAG,
+            [(KEPT, "total = first.sum()"), (ADDED, "del first")],
+            "add below before.py:{line}: del first",
+        ),
     ],
 )
-def test_a_program_with_the_change_has_no_such_finding(source, kind, expected, tmp_path):
+def test_a_program_with_the_change_has_no_such_finding(source, kind, expected, told, tmp_path, monkeypatch):
     """The program runs with the shown lines in place of its own, and its peak is the predicted one."""
     source = textwrap.dedent(source)
     reading, file = run(source, tmp_path, "before")
@@ -131,6 +140,9 @@ def test_a_program_with_the_change_has_no_such_finding(source, kind, expected, t
     edit = edit_of(finding, CodeReader(reading.meta["started_s"]))
     assert shown(edit) == expected
     assert edit["site"].startswith(f"{file}:")
+    monkeypatch.chdir(tmp_path)
+    line = edit["site"].rpartition(":")[2]
+    assert told.format(line=line) in " ".join(reading.summary().split())
     after, _ = run(applied(source, edit), tmp_path, "after")
     assert [each for each in after.findings if each.kind is kind] == []
     assert after.peak_bytes < reading.peak_bytes
