@@ -29,7 +29,7 @@ from page import browser  # noqa: E402
 
 SIZE = (1240, 1160)
 TALL = (1240, 1660)
-"""The whole first screen of the README's picture: the headline, the changes and the curve."""
+"""For the README's picture, with the headline, the changes and the curve, and for a plan with both of its charts."""
 RANKS, STEPS = 4, 8
 
 
@@ -83,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         driver = browser()
         for name, (page, fragment) in pages(Path(folder)).items():
-            driver.set_window_size(*(TALL if name == "gpt" else SIZE))
+            driver.set_window_size(*(TALL if name in ("gpt", "plan") else SIZE))
             for theme in ("light", "dark"):
                 driver.get("about:blank")
                 driver.get(page.as_uri() + fragment)

@@ -93,7 +93,7 @@ py::object python_node(const Node& node) {
 ///
 /// with_node: whether to return the node. torch then keeps a Python object for it.
 inline py::tuple autograd_state(const py::object& object, bool with_node) {
-  TORCH_CHECK(THPVariable_Check(object.ptr()), "autograd_state takes a tensor");
+  TORCH_CHECK(is_tensor(object.ptr()), "autograd_state takes a tensor");
   const AutogradState state(THPVariable_Unpack(object.ptr()));
   const py::object node = with_node ? python_node(state.node()) : py::none();
   return py::make_tuple(node, state.requires_grad(), state.is_leaf(), state.retains_grad());

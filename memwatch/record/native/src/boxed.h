@@ -34,7 +34,7 @@ inline bool of_exact_class(PyObject* value) {
     each_item(value, [&](PyObject* item) { exact = exact && of_exact_class(item); });
     return exact;
   }
-  return THPVariable_CheckExact(value) || !THPVariable_Check(value);
+  return THPVariable_CheckExact(value) || !is_tensor(value);
 }
 
 /// Return the arguments by position, with defaults for the rest; or nothing if the schema refuses them.

@@ -235,7 +235,7 @@ void hold_one(const std::shared_ptr<Storages>& storages, const at::Tensor& tenso
 /// `watched_number(tensor, watch_on)` of `Ledger` in memwatch/record/tables/storages.py: called for every gradient.
 PyObject* watched_number(PyObject* storages, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK(count == 2 && THPVariable_Check(given[0]), "watched_number takes a tensor and a bool");
+  TORCH_CHECK(count == 2 && is_tensor(given[0]), "watched_number takes a tensor and a bool");
   const auto self = kept_by<std::shared_ptr<Storages>>(storages);
   const Storages::Look looking(self);
   const int64_t number = self->watched_number(THPVariable_Unpack(given[0]), given[1] == Py_True);
@@ -266,7 +266,7 @@ py::object note_death_of(const std::shared_ptr<Deaths>& deaths) {
 /// `walk(tensor, root)`: see `GraphWalk::behind`.
 PyObject* walk_behind(PyObject* walk, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK(count == 2 && THPVariable_Check(given[0]), "a walk takes a tensor and the number of a root");
+  TORCH_CHECK(count == 2 && is_tensor(given[0]), "a walk takes a tensor and the number of a root");
   const auto self = kept_by<std::shared_ptr<GraphWalk>>(walk);
   return self->behind(THPVariable_Unpack(given[0]), integer(given[1])).release().ptr();
   END_HANDLE_TH_ERRORS

@@ -177,7 +177,7 @@ py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, tor
   if (kind != nullptr && kind->is_lift) {
     lift(torch::jit::peek(stack, 0, 1).toTensor());
   }
-  return torch::jit::createPyObjectForStack(std::move(stack));
+  return made_with_reserve([&] { return torch::jit::createPyObjectForStack(torch::jit::Stack(stack)); });
 }
 
 py::object Recorder::run(const py::object& kind, const py::tuple& args, const py::dict& kwargs) {
@@ -202,7 +202,7 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
   }
   if (kind.is_lift) {
     py::object made = called(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
-    if (made && THPVariable_Check(made.ptr())) {
+    if (made && is_tensor(made.ptr())) {
       lift(THPVariable_Unpack(made.ptr()), skip);
     }
     return made;
@@ -572,7 +572,7 @@ void Recorder::give(const c10::IValue& value, int64_t access, Given& given) {
 }
 
 void Recorder::give(PyObject* value, int64_t access, Given& given) {
-  if (THPVariable_Check(value)) {
+  if (is_tensor(value)) {
     give(THPVariable_Unpack(value), access, given);
   } else if (is_list(value)) {
     each_item(value, [&](PyObject* item) { give(item, access, given); });
@@ -623,7 +623,7 @@ void Recorder::made(Call& call, const c10::IValue& value, int64_t at) {
 }
 
 void Recorder::made(Call& call, PyObject* value, int64_t at) {
-  if (THPVariable_Check(value)) {
+  if (is_tensor(value)) {
     made(call, THPVariable_Unpack(value), at);
   } else if (is_list(value)) {
     each_item(value, [&](PyObject* item) { made(call, item, at); });

@@ -34,22 +34,40 @@ inline py::object owned(PyObject* object) {
   return py::reinterpret_steal<py::object>(object);
 }
 
-/// Return the Python object of a tensor, also if Python has just run out of memory.
+/// Return whether an object is a tensor. THPVariable_Check calls `__instancecheck__` for all classes but Tensor itself:
+/// that needs memory, and its error would reach the program.
+inline bool is_tensor(PyObject* object) {
+  return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+}
+
+/// Make a Python object, also if Python has just run out of memory.
 ///
-/// Autograd calls the hooks of saved tensors with Python objects. Without hooks it would not need them, so a failing
-/// allocation of one must not reach the program. A block of memory is kept back for that case.
-inline py::object python_tensor(const at::Tensor& tensor) {
+/// Autograd calls the hooks of saved tensors with Python objects, and a dispatch mode returns them. Without hooks and
+/// modes it would not need them, so a failing allocation of one must not reach the program. A block of memory is kept
+/// back for that case.
+///
+/// make: makes the object. It may be called twice, so it must not use up what it makes the object of.
+template <typename Make>
+py::object made_with_reserve(const Make& make) {
   constexpr size_t kReserveBytes = 4096;  // a tensor's object takes less than 200
   static void* reserve = std::malloc(kReserveBytes);
   try {
-    return owned(THPVariable_Wrap(tensor));
+    return make();
   } catch (const c10::OutOfMemoryError&) {
     PyErr_Clear();
-    std::free(std::exchange(reserve, nullptr));
-    py::object made = owned(THPVariable_Wrap(tensor));
-    reserve = std::malloc(kReserveBytes);
-    return made;
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_MemoryError)) {
+      throw;
+    }
   }
+  std::free(std::exchange(reserve, nullptr));
+  py::object made = make();
+  reserve = std::malloc(kReserveBytes);
+  return made;
+}
+
+inline py::object python_tensor(const at::Tensor& tensor) {
+  return made_with_reserve([&] { return owned(THPVariable_Wrap(tensor)); });
 }
 
 inline int64_t integer(PyObject* number) {
