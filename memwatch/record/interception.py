@@ -92,6 +92,8 @@ _NUMBERS: Final[dict[type, torch.dtype]] = {
 """The dtype of the tensor that torch makes of a Python number."""
 _RECORDED_NUMBERS: Final = {"dim": OF_DIMENSION, "dims": OF_DIMENSION, "reduction": OF_REDUCTION}
 """The names of the arguments whose numbers are recorded."""
+_CHANGING_SIZES: Final = frozenset({"squeeze_", "unsqueeze_"})
+"""Ops in place that change the dimensions of their tensor. After them, their number belongs to another tensor."""
 _TYPES_OF_NUMBERS: Final = ("int", "List[int]", "Optional[int]", "Optional[List[int]]")
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _EXPECTED: Final = 6
@@ -153,23 +155,28 @@ class OpKind:
         self.resizes = bool(written) and (
             "out" in overload_name_of(overload) or base_name_of(overload) in _RESIZING
         )
-        is_of_tensor = bool(arguments) and str(arguments[0].type) == "Tensor"
+        has_tensor = bool(arguments) and str(arguments[0].type) == "Tensor"
+        has_tensor &= base_name_of(overload) not in _CHANGING_SIZES
         self.numbers: Final = tuple(
             (position, _RECORDED_NUMBERS[argument.name])
             for position, argument in enumerate(arguments)
-            if is_of_tensor and argument.name in _RECORDED_NUMBERS and str(argument.type) in _TYPES_OF_NUMBERS
+            if has_tensor and argument.name in _RECORDED_NUMBERS and str(argument.type) in _TYPES_OF_NUMBERS
         )
         self._kind_with_torch_function: OpKind | None = None
         self._kind_with_call: OpKind | None = None
 
-    def numbers_in(self, args: tuple[Any, ...]) -> list[tuple[int, int, int, int, int]]:
-        """Return the columns after `op` of the rows of `numbers`, given the arguments by position.
+    def numbers_in(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[int, int, int, int, int]]:
+        """Return the columns after `op` of the rows of `numbers`, after the op has run.
 
-        Arguments by name are rare, and get no row. The native recorder calls this for ops that Python passes on.
+        The native recorder calls this for ops that Python passes on.
         """
-        found = []
+        found: list[tuple[int, int, int, int, int]] = []
+        if not args:
+            return found
         for position, argument in self.numbers:
-            value = args[position] if position < len(args) else self._default_of(position)
+            value = args[position] if position < len(args) else self._by_name(position, kwargs)
             if argument == OF_REDUCTION:
                 if type(value) is int:
                     found.append((argument, value, NONE, NONE, NONE))
@@ -185,9 +192,11 @@ class OpKind:
             ]
         return found
 
-    def _default_of(self, position: int) -> Any:
+    def _by_name(self, position: int, kwargs: dict[str, Any]) -> Any:
+        """Return the value of an argument that was given by name, as the `dim` of a stable sort is; else its default."""
         argument = schema_of(self.overload).arguments[position]
-        return argument.default_value if argument.has_default_value() else None
+        default = argument.default_value if argument.has_default_value() else None
+        return kwargs.get(argument.name, default)
 
     def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments with tensors in place of numbers where the schema has tensors. None if nothing changes.

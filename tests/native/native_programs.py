@@ -7,6 +7,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nested import nested_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +22,7 @@ class _Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.narrow(torch.nn.functional.gelu(self.wide(self.norm(x))))
+        return x + self.narrow(functional.gelu(self.wide(self.norm(x))))
 
 
 def training() -> None:
@@ -76,6 +77,17 @@ def numbers_and_lists() -> None:
     torch.stack([x, y])[:, torch.tensor([0])] = 1.0
     torch._foreach_add_([x, y], 1.0)
     torch.where(x > 0, x, 0.5).split(2)
+
+
+def dimensions_and_reductions() -> None:
+    x = torch.randn(3, 4, 5)
+    torch.sort(x, dim=0, stable=True)  # the overload takes these two by name only
+    x.sort(), x.sum((0, -1)), x.sum(()), x.amax(0), torch.tensor(1.0).softmax(0)
+    x[:1].clone().squeeze_(0).unsqueeze_(1).cumsum_(1)
+    torch.cumsum(x, 1, out=torch.empty(0))
+    for reduction in ("none", "mean", "sum"):
+        functional.mse_loss(x, x.flip(0), reduction=reduction)
+    torch.func.vmap(lambda rows: rows.softmax(0))(x)
 
 
 def failing_ops() -> None:
@@ -144,5 +156,6 @@ def defined_anew() -> None:
 
 PROGRAMS = (
     training, convolutions, recurrent, checkpointed, double_backward, sparse_gradients, given_results,
-    numbers_and_lists, failing_ops, wrappers, own_function, hooks_around, lists_of_lists, defined_anew,
+    numbers_and_lists, dimensions_and_reductions, failing_ops, wrappers, own_function, hooks_around, lists_of_lists,
+    defined_anew,
 )  # fmt: skip

@@ -206,7 +206,9 @@ class PythonKind {
   py::object accesses() const { return kind_.attr("accesses"); }
   py::object numbers() const { return kind_.attr("numbers"); }
   /// Return rows of the table `numbers` without their first column.
-  py::object numbers_in(const py::tuple& args) const { return kind_.attr("numbers_in")(args); }
+  py::object numbers_in(const py::tuple& args, const py::dict& kwargs) const {
+    return kind_.attr("numbers_in")(args, kwargs);
+  }
 
   PyObject* address() const { return kind_.ptr(); }
   bool is_none() const { return kind_.is_none(); }

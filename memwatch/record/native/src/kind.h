@@ -45,6 +45,7 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
   static const std::set<std::string> unseen = {"aten::detach", "aten::alias"};
   static const std::set<std::string> resizing = {"aten::resize_", "aten::resize_as_", "aten::set_",
                                                  "aten::_resize_output_"};
+  static const std::set<std::string> changing_sizes = {"aten::squeeze_", "aten::unsqueeze_"};
   Kind kind;
   bool aliases = false, writes = false;
   for (const c10::Argument& argument : schema.arguments()) {
@@ -53,8 +54,10 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
     writes |= write;
     kind.accesses.push_back(write ? kAccessWrite : kAccessRead);
   }
+  const std::string& name = schema.name();
   const auto& arguments = schema.arguments();
-  if (!arguments.empty() && arguments[0].type()->kind() == c10::TypeKind::TensorType) {
+  if (!arguments.empty() && arguments[0].type()->kind() == c10::TypeKind::TensorType &&
+      changing_sizes.count(name) == 0) {
     for (size_t position = 0; position < arguments.size(); ++position) {
       const std::string& its = arguments[position].name();
       if (const std::string type = arguments[position].type()->str();
@@ -68,7 +71,6 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
       }
     }
   }
-  const std::string& name = schema.name();
   kind.skipped = (aliases && !writes) || unseen.count(name) != 0 || name.rfind("profiler::", 0) == 0;
   kind.resizes = writes && (schema.overload_name().find("out") != std::string::npos || resizing.count(name) != 0);
   kind.text = text_of(schema.operator_name());

@@ -232,7 +232,7 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
       callbacks_.resized(args, kwargs);
     }
     if (!kind.numbers.empty() && (call.phase == kPhaseForward || call.phase == kPhaseRecompute)) {
-      for (const auto& row : python_kind.numbers_in(args)) {
+      for (const auto& row : python_kind.numbers_in(args, kwargs)) {
         numbers_->add_tuple(py::make_tuple(call.number) + py::reinterpret_borrow<py::tuple>(row));
       }
     }
