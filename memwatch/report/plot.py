@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch.errors import MemwatchError
-from memwatch.report.console import category_style
+from memwatch.kinds.roles import CATEGORY_OF
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.report.page.events import live_by_category, peak_keeping_events
 from memwatch.sizes import format_bytes, format_bytes_as
@@ -121,20 +121,9 @@ def _axes(ax: Axes | None) -> Axes:
 
 
 def _color(category: str) -> str:
-    """Return the colour that a category has on a terminal too, in the palette of matplotlib."""
-    style = category_style(category) or "blue"
-    base = {"yellow": "olive", "magenta": "purple", "black": "gray", "white": "brown"}
-    light = {
-        "blue": "lightskyblue",
-        "magenta": "orchid",
-        "red": "salmon",
-        "cyan": "paleturquoise",
-        "yellow": "gold",
-    }
-    word = style.removeprefix("bright_")
-    if style != word and word in light:
-        return light[word]
-    return f"tab:{base.get(word, word)}"
+    """Return the colour that a category has on the page, and gray for other groups."""
+    row = CATEGORY_OF.get(category)
+    return "tab:gray" if row is None else row.color
 
 
 def _with_sizes(axes: Axes, which: str) -> Axes:

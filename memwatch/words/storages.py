@@ -26,7 +26,7 @@ _GRADIENT: Final = "`{parameter}` .grad"
 _STATE: Final = "{optimizer} `{slot}` of `{parameter}`"
 _STATE_NAME: Final = re.compile(r"(?P<optimizer>\w+)\.(?P<slot>[^\[]+)\[(?P<parameter>.*)\]", re.DOTALL)
 _UNSHARDED: Final = "all-gathered `{name}`"
-_OUTPUT: Final = "`{module}` output"
+_OUTPUT: Final = "output of `{module}`"
 _SAVED_BY: Final = "saved by {op}"
 _OPTIMIZERS: Final = {
     name.lower(): name

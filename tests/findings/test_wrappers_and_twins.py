@@ -152,7 +152,7 @@ def test_what_a_forward_hook_puts_into_a_dictionary_is_held_by_the_dictionary(tr
     with memwatch.profile() as prof, torch.set_grad_enabled(trains):
         for _ in range(3):
             net(x).sum()
-    names = [f"`{number}` output" for number in range(3)]
+    names = [f"output of `{number}`" for number in range(3)]
     noted = prof.at_peak[prof.at_peak["name"].isin(names)]
     assert len(noted) >= len(names)
     told = noted["holder"]

@@ -69,6 +69,13 @@ def test_the_program_does_not_notice_that_the_native_recorder_has_no_memory(shim
     assert found["different"] == []
 
 
+def test_the_program_does_not_notice_that_a_dispatch_mode_has_no_memory(shim):
+    """Of these allocations, one made the result of an op, and one a bound `__instancecheck__`. Both errors got out."""
+    found = failing("objects", "native", "mode", "--first", "761", every=600, library=shim)
+    assert found["count"] > 1000
+    assert found["different"] == []
+
+
 def test_the_program_does_not_notice_that_a_sample_of_holders_has_no_memory(shim):
     """The third allocation is the first walk along a graph. It once ended the process."""
     found = failing("native", "native", "key", "--holders", "--first", "3", every=101, library=shim)

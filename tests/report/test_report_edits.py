@@ -132,7 +132,9 @@ def applied(source, edit):
         ),
     ],
 )
-def test_a_program_with_the_change_has_no_such_finding(source, kind, expected, told, tmp_path, monkeypatch):
+def test_a_program_with_the_change_has_no_such_finding(
+    source, kind, expected, *, told, tmp_path, monkeypatch
+):
     """The program runs with the shown lines in place of its own, and its peak is the predicted one."""
     source = textwrap.dedent(source)
     reading, file = run(source, tmp_path, "before")

@@ -65,10 +65,10 @@ def test_names_tell_who_made_it_and_for_whom():
         y = model(x)
         z = y + 1
     names = set(prof.storages["name"])
-    assert {"0.weight", "`0` output", "`1` output", "`2` output"} <= names
+    assert {"0.weight", "output of `0`", "output of `1`", "output of `2`"} <= names
     assert "saved by pow in `2`" in names
     assert any(name.startswith("workspace of convolution in `0` at ") for name in names)
-    outputs = prof.storages[prof.storages["name"] == "`0` output"]
+    outputs = prof.storages[prof.storages["name"] == "output of `0`"]
     assert set(outputs["op_name"]) == {"aten.convolution.default"}
     del y, z
 
@@ -79,7 +79,7 @@ def test_names_claim_no_more_than_was_seen():
     with memwatch.profile() as prof, torch.no_grad():
         y = model(torch.ones(8, 64))
     names = prof.storages["name"].tolist()
-    assert "`0` output" in names
+    assert "output of `0`" in names
     assert any(name.startswith("gelu in `1` at test_storage_names.py:") for name in names)
     del y
 
