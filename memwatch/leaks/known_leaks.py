@@ -149,7 +149,8 @@ KNOWN_LEAKS: Final = (
         seen_in="1.9.0",
         kinds=(LeakKind.RETAINED,),
         references=(
-            Reference(EdgeKind.ATTRIBUTE, owners=frozenset({"Metric"}), file="/torchmetrics/"), Reference(EdgeKind.ITEM),
+            Reference(EdgeKind.ATTRIBUTE, owners=frozenset({"Metric"}), file="/torchmetrics/"),
+            Reference(EdgeKind.ITEM),
         ),
     ),
     KnownLeak(
