@@ -325,7 +325,8 @@ def passes(fill):
     return kept
 
 lines = open(__file__).read().splitlines()
-for fill in (of_list, of_dictionary, of_attribute, of_two_lines, under_another_name, under_another_name_too, one_value, None):
+known = of_dictionary, of_attribute, of_two_lines
+for fill in (of_list, *known, under_another_name, under_another_name_too, one_value, None):
     table.clear()
     log.__init__()
     with memwatch.profile() as prof:
