@@ -83,7 +83,10 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_bytes_as(nbytes: float, most_bytes: float) -> str:
-    """Print a byte count in the unit of the largest of some sizes that are compared, unless that would print a zero."""
+    """Print a tick of an axis in the unit of its largest one, unless that would print a zero.
+
+    Figures in texts and tables have units of their own, so that the same bytes read the same everywhere.
+    """
     scale, unit = max(((scale, unit) for unit, scale in _BINARY if scale <= most_bytes), default=(1, "B"))
     in_unit = f"{nbytes / scale:.2f}"
     return format_bytes(nbytes) if scale == 1 or not float(in_unit) else f"{in_unit} {unit}"

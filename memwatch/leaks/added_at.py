@@ -3,7 +3,8 @@
 Python does not record who added an entry. So memwatch reads the program's own files that the leak names, and looks for
 lines that add to the variable or the attribute of the path. A line counts only if its name means the same object by the
 rules of Python's scopes. Another name of a function, `log = self.log`, means the same object if the function binds it
-once. A function that gets the container as an argument has no such line, and then memwatch says nothing.
+once. A function that gets the container as an argument has no such line, and then memwatch says nothing. It also says
+nothing if the program gives the container to a function that adds to an argument: that function may be the one.
 
 For a hook, the lines are the calls of `register_..._hook` with the hook's function. Where each object keeps the one
 before it, the lines are the statements that make an object from the one before.
@@ -29,7 +30,7 @@ from memwatch.program_text import FUNCTIONS, first_line, lines_of, parse, variab
 from memwatch.words.leaks import added_at_phrase, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwatch.kinds.edges import Edge, Vertex
 
@@ -158,6 +159,9 @@ class _File(NamedTuple):
             `y.previous = x`; each with the names of the old value.
         registrations: its expressions that register a hook.
         functions: the functions of each first line, each with the scopes around it and its own one.
+        given: the arguments of its calls of functions that it defines or imports, each with the name of the function.
+            The name is empty if the function is the value of a variable.
+        adders: the names of its functions that add to one of their arguments.
     """
 
     changes: tuple[_Change, ...]
@@ -166,6 +170,8 @@ class _File(NamedTuple):
     links: tuple[_Change, ...] = ()
     registrations: tuple[_Change, ...] = ()
     functions: dict[int, tuple[_Scope, ...]] = {}  # noqa: RUF012
+    given: tuple[tuple[str, _Change], ...] = ()
+    adders: frozenset[str] = frozenset()
 
 
 def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]) -> tuple[Adding, ...]:
@@ -192,6 +198,8 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
         if (way and _adds_to(change.names, change, file, text, way))
         or (owner is not None and change.names in _SELVES and _is_in_method_of(owner, change, text.methods))
     ]
+    if _is_given_to_adder(way, texts):
+        return ()
     # of a dictionary of lists, the lists may grow, and each has a line that makes it
     named = (place for place in range(at) if not edges[place].kind.row.is_entry)
     depth = _growing(edges, at) - max(named, default=-1) - 1
@@ -259,6 +267,18 @@ def _innermost(vertex: Vertex) -> Vertex:
     while vertex.inner is not None:
         vertex = vertex.inner
     return vertex
+
+
+def _is_given_to_adder(way: Sequence[Edge], texts: Mapping[str, _File]) -> bool:
+    """Return True if the program gives an object on a way to a function that adds, or may add, to its argument."""
+    adders = frozenset[str]().union(*(text.adders for text in texts.values()))
+    return any(
+        _adds_to(change.names, change, file, text, way[:end])
+        for file, text in texts.items()
+        for function, change in text.given
+        if function in adders or not function
+        for end in range(1, len(way) + 1)
+    )
 
 
 def words_of(lines: Iterable[Adding]) -> str:
@@ -455,6 +475,8 @@ def _changes(text: str) -> _File:
     defined: dict[int, tuple[_Scope, ...]] = {}
     imported: dict[str, tuple[str, str]] = {}
     methods: set[str] = set()
+    arguments: set[tuple[_Scope, str]] = set()
+    given: list[tuple[str, _Change]] = []
     names_of = _OtherNames()
     removed: set[int] = set()  # ids of expressions
     todo: list[tuple[ast.AST, tuple[_Scope, ...]]] = [(tree, ())]
@@ -481,18 +503,43 @@ def _changes(text: str) -> _File:
                     replace(_change(names, node, lines, place), hook_line=line)
                     for names, line in _registered(node)
                 ]
+        if isinstance(node, ast.Call):
+            place = node.lineno, scopes, functions[-1]
+            values = map(_plain, [*node.args, *(keyword.value for keyword in node.keywords)])
+            given += [(_function(node), _change(names, node, lines, place)) for names in values if names]
         if isinstance(node, FUNCTIONS):
             last = node.end_lineno or node.lineno
             if scopes and scopes[-1].variables is None:
                 methods.add(f"{_qualified(scopes)}.{node.name}")
             scopes = (*scopes, _Scope(node.name, first_line(node), last, frozenset(variables_of(node))))
             defined[first_line(node)] = scopes
+            arguments.update((scopes[-1], arg.arg) for arg in ast.walk(node.args) if isinstance(arg, ast.arg))
         elif isinstance(node, ast.ClassDef):
             scopes = (*scopes, _Scope(node.name, node.lineno, node.end_lineno or node.lineno, None))
         todo += [(child, scopes) for child in ast.iter_child_nodes(node)]
+    adders = {
+        owner.name
+        for change in found
+        if (owner := change.owner) is not None
+        and change.names[0] not in _SELF
+        and (owner, change.names[0]) in arguments
+    }
     found += [other for change in found if (other := names_of.other(change)) is not None]
+    given += [(name, other) for name, change in given if (other := names_of.other(change)) is not None]
+    known = {*imported, *(scopes[-1].name for scopes in defined.values())}
     return _File(
-        _sorted(found), imported, frozenset(methods), _sorted(links), _sorted(registrations), defined
+        _sorted(found),
+        imported,
+        frozenset(methods),
+        _sorted(links),
+        _sorted(registrations),
+        defined,
+        tuple(
+            (function if function in known else "", change)
+            for function, change in given
+            if function in known or any(function in (scope.variables or ()) for scope in change.scopes)
+        ),
+        frozenset(adders),
     )
 
 

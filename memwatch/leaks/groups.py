@@ -402,7 +402,8 @@ def leak_of(
     elif remedy is Remedy.WEAK_KEYS and shown.key_holder is not None:
         remedy, name = Remedy.KEPT_KEYS, container_of(shown.key_holder) or holder_of(shown.key_holder)[0]
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
-    known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
+    grows_at = None if cut is None else lines[id(cut)]
+    known = known_leak(shown.kind, [lines[id(edge)] for edge in edges], grows_at=grows_at)
     # what an exception or a call keeps goes with it: how a value is stored does not matter there
     is_stored = stores_tensor(cut, edges)
     return Leak(
@@ -440,7 +441,7 @@ def leak_of(
         reference=edge_phrase(cut) if cut else holder,
         keeps_graph=keeps_graph,
         edges=tuple(lines[id(edge)] for edge in edges),
-        cut=None if cut is None else lines[id(cut)],
+        cut=grows_at,
         cycle_length=0 if shown.kind.is_reached else shown.cycle_length,
         branch=shown.branch,
         cause=_cause(shown),

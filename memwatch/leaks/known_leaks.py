@@ -86,18 +86,32 @@ class KnownLeak:
     remedy: str = ""
     fixed_in: str = ""
 
-    def shows_in(self, kind: LeakKind | FindingKind, edges: Sequence[Edge]) -> bool:
-        """Return True if a leak of some kind has the references on its path or in its cycle."""
-        # a cycle may be reported from any of its references on
-        left = iter([*edges, *edges] if kind in _CYCLES else edges)
-        return kind in self.kinds and all(any(map(each.matches, left)) for each in self.references)
+    def shows_in(
+        self, kind: LeakKind | FindingKind, edges: Sequence[Edge], grows_at: Edge | None = None
+    ) -> bool:
+        """Return True if a leak of some kind has the references on its path or in its cycle.
+
+        A list of the program may keep many objects of the library, each with its own tensors. The list is to blame
+        then. So the first reference must not lie behind the one that grows.
+        """
+        own_kind = next((each for each in self.kinds if each == kind), None)
+        if own_kind is None:
+            return False
+        first, *others = self.references
+        for at, edge in enumerate(edges):
+            if first.matches(edge):
+                # a cycle may be reported from any of its references on
+                left = iter(edges[at + 1 :] if own_kind.is_reached else [*edges[at + 1 :], *edges[:at]])
+                if all(any(map(each.matches, left)) for each in others):
+                    return True
+            if edge is grows_at and own_kind.is_reached:
+                return False
+        return False
 
     def affects(self, version: str) -> bool:
         """Return True if a version of the library has the leak."""
         return not self.fixed_in or _numbers(version) < _numbers(self.fixed_in)
 
-
-_CYCLES: Final = (LeakKind.CYCLE, LeakKind.UNCOLLECTABLE)
 
 KNOWN_LEAKS: Final = (
     KnownLeak(
@@ -134,7 +148,10 @@ KNOWN_LEAKS: Final = (
         remedy="call metric.reset() after each epoch, or pass `thresholds=` to a curve metric",
         seen_in="1.9.0",
         kinds=(LeakKind.RETAINED,),
-        references=(Reference(EdgeKind.ATTRIBUTE, file="/torchmetrics/"), Reference(EdgeKind.ITEM)),
+        references=(
+            Reference(EdgeKind.ATTRIBUTE, owners=frozenset({"Metric"}), file="/torchmetrics/"),
+            Reference(EdgeKind.ITEM),
+        ),
     ),
     KnownLeak(
         library="torchmetrics",
@@ -268,6 +285,7 @@ KNOWN_LEAKS: Final = (
         fixed_in="1.3.5",
         kinds=(LeakKind.RETAINED, LeakKind.HOOKS),
         references=(
+            Reference(EdgeKind.ATTRIBUTE, ("_forward_hooks", "_backward_hooks")),
             Reference(
                 (EdgeKind.BOUND_SELF, EdgeKind.VALUE), file="/pytorch_grad_cam/activations_and_gradients.py"
             ),
@@ -343,6 +361,8 @@ KNOWN_LEAKS: Final = (
         kinds=(LeakKind.CYCLE,),
         references=(
             Reference(EdgeKind.ATTRIBUTE, ("_event_handlers",), frozenset({"Engine"}), file="/ignite/engine/engine.py"),
+            # a handler that refers to the Engine itself is an item of two containers only
+            Reference(EdgeKind.ITEM), Reference(EdgeKind.ITEM), Reference(EdgeKind.ITEM),
         ),
     ),
     KnownLeak(
@@ -362,18 +382,23 @@ KNOWN_LEAKS: Final = (
 
 
 def known_leak(
-    kind: LeakKind | FindingKind, edges: Sequence[Edge], hook: Vertex | None = None
+    kind: LeakKind | FindingKind,
+    edges: Sequence[Edge],
+    *,
+    grows_at: Edge | None = None,
+    hook: Vertex | None = None,
 ) -> KnownLeak | None:
     """Return the library's leak that a path or a cycle shows; None if it is the program's own.
 
     Args:
         kind: the kind of the leak, or of a finding.
         edges: its typed references, the root's first.
+        grows_at: the one of them of which each call adds another; None if it is not known.
         hook: the function of the hooks that each call registers, if the path ends at their table.
     """
     edges = edges if hook is None else [*edges, Edge(EdgeKind.VALUE, owner=hook)]
     for known in KNOWN_LEAKS:
-        if known.shows_in(kind, edges) and known.affects(_version(known.library)):
+        if known.shows_in(kind, edges, grows_at) and known.affects(_version(known.library)):
             return known
     return None
 

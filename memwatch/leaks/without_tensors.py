@@ -205,7 +205,7 @@ def _leak_of_tables(
     cuts = {series_of(way[-1]): way[-1] for way in reversed(ways)}  # of each series the first
     every = max(1, round(calls / count))
     hook = None if function is None else Vertex(VertexKind.FUNCTION, *_place_of(function))
-    known = known_leak(LeakKind.HOOKS, edges, hook)
+    known = known_leak(LeakKind.HOOKS, edges, hook=hook)
     return Leak(
         kind=LeakKind.HOOKS,
         nbytes=0,

@@ -215,7 +215,7 @@ def shown_ways(found: pd.DataFrame, most: int) -> tuple[list[int], int]:
 
 def growing(reading: Reading) -> Finding | None:
     """Return the largest finding about memory that each step or pass adds to; None if nothing grows."""
-    return next((finding for finding in reading.findings if getattr(finding, "growth_bytes", 0)), None)
+    return next((finding for finding in reading.findings if finding.growth_bytes), None)
 
 
 def cut_off_text(reading: Reading, *, names_error: bool = True) -> str:
@@ -256,7 +256,7 @@ def headline(reading: Reading) -> str:
             holder=visible(growth.holder.removesuffix(growth.remark)),
             nbytes=format_bytes(growth.nbytes),
             share=f"{100 * growth.nbytes / reading.peak_bytes:.0f} %",
-            added=added_phrase(getattr(growth, "added_at", ())),
+            added=added_phrase(growth.added_at),
             the_peak=_the_peak(reading),
             peak=format_bytes(growth.predicted_peak_bytes),
         )
@@ -289,7 +289,7 @@ def headline(reading: Reading) -> str:
 
 def small_growth(reading: Reading) -> Finding | None:
     """Return the largest small finding about memory that grows; None if there is none."""
-    found = (finding for finding in reading.small_findings if getattr(finding, "growth_bytes", 0))
+    found = (finding for finding in reading.small_findings if finding.growth_bytes)
     return next(found, None)
 
 

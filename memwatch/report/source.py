@@ -135,6 +135,6 @@ class Reading(Protocol):
         """Return whose code each of these frames is."""
 
 
-def retention_edges(path: Sequence[str] | str) -> list[str]:
+def retention_edges(path: str) -> list[str]:
     """Return the edges of a retention path, root first."""
-    return [edge for edge in (path.splitlines() if isinstance(path, str) else map(str, path)) if edge]
+    return [edge for edge in path.splitlines() if edge]

@@ -516,8 +516,7 @@ def finding_parts(
     """
     parts: list[RenderableType] = []
     for finding in findings[:rows]:
-        told_of = (getattr(finding, name, "") for name in ("remark", "variable"))
-        held = holder_at(finding.holder, short_place(finding.site), *told_of)
+        held = holder_at(finding.holder, short_place(finding.site), finding.remark, finding.variable)
         headline = Table.grid(padding=(0, GAP, 0, 0))
         told = Text(clip(f"{finding.kind}: {held}"), style="bold", overflow="fold")
         headline.add_row(Text(format_bytes(finding.nbytes), no_wrap=True), told)

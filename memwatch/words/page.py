@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.sizes import format_bytes_as
+from memwatch.sizes import format_bytes
 from memwatch.words.ways import HEADING
 
 if TYPE_CHECKING:
@@ -61,13 +61,12 @@ def diff_headline(old_bytes: int, new_bytes: int, changes: Mapping[str, int]) ->
         new_bytes: the new peak.
         changes: by how many bytes each category is larger at the new peak.
     """
-    change, most = new_bytes - old_bytes, max(old_bytes, new_bytes)
-    old, new = (format_bytes_as(nbytes, most) for nbytes in (old_bytes, new_bytes))
+    change, old, new = new_bytes - old_bytes, format_bytes(old_bytes), format_bytes(new_bytes)
     if not change:
         text = _EQUAL.format(new=new)
     else:
         text = (_ROSE if change > 0 else _FELL).format(
-            change=format_bytes_as(abs(change), most),
+            change=format_bytes(abs(change)),
             share=f" ({100 * abs(change) / old_bytes:.1f} %)" if old_bytes else "",
             old=old,
             new=new,
@@ -76,6 +75,4 @@ def diff_headline(old_bytes: int, new_bytes: int, changes: Mapping[str, int]) ->
     if largest is None or not changes[largest]:
         return text
     sign = "+" if changes[largest] > 0 else ""
-    return text + _MOST_OF_CHANGE.format(
-        category=largest, change=sign + format_bytes_as(changes[largest], most)
-    )
+    return text + _MOST_OF_CHANGE.format(category=largest, change=sign + format_bytes(changes[largest]))

@@ -251,10 +251,16 @@ def hostile() -> HandMade:
                 site=f"{text}:1",
                 advice=text,
                 predicted_peak_bytes=0,
-                path=[text, text],
+                together_peak_bytes=0,
+                path=f"{text}\n{text}",
+                edges=(),
                 storages=(index,),
                 growth_bytes=index,
+                added_at=(f"{text}:1",),
+                last_used=f"{text}:1",
                 remark="",
+                variable="",
+                change="",
             )
             for index, text in enumerate(HOSTILE)
         ],

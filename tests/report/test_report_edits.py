@@ -168,6 +168,7 @@ def finding(source, kind, edges, line, last_line=0):
         edges=tuple(Edge(kind, name) for kind, name in edges),
         last_used=f"program.py:{last_line}" if last_line else "",
         growth_bytes=0,
+        added_at=(),
     )
 
 

@@ -283,6 +283,8 @@ def put(values, value):
 
 table = {}
 log = Log()
+others = []
+others.append(None)  # before the loop
 
 def of_list(at, value, kept):
     kept.append(value)  # of a list
@@ -302,6 +304,9 @@ def of_two_lines(at, value, kept):
 def under_another_name(at, value, kept):
     put(kept, value)
 
+def under_another_name_too(at, value, kept):
+    put(others, value)
+
 def one_value(at, value, kept):
     kept[:] = [value]
 
@@ -314,12 +319,14 @@ def of_loop():
 
 def passes(fill):
     kept = []
+    kept.append(None)  # before the loop
     for at in range(8):
         fill(at, torch.ones(256, 1024) * at, kept)
     return kept
 
 lines = open(__file__).read().splitlines()
-for fill in (of_list, of_dictionary, of_attribute, of_two_lines, under_another_name, one_value, None):
+known = of_dictionary, of_attribute, of_two_lines
+for fill in (of_list, *known, under_another_name, under_another_name_too, one_value, None):
     table.clear()
     log.__init__()
     with memwatch.profile() as prof:
@@ -344,6 +351,7 @@ def test_a_finding_names_the_lines_that_add_to_the_container_where_they_are_know
         "of_attribute,1,of an attribute",
         "of_two_lines,1,of one line,of the other line",
         "under_another_name,1",
+        "under_another_name_too,1",
         "one_value,0",
         "of_loop,1,of a loop",
     ]

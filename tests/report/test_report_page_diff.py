@@ -43,6 +43,8 @@ def test_the_page_shows_what_the_text_says(browser, captures, tmp_path, capsys):
     cells = "[...document.querySelectorAll('#panel tbody td:first-child b')]"
     changes = browser.js(f"return {cells}.map((b) => Number(b.dataset.bytes))")
     assert sum(changes) == new.peak_bytes - old.peak_bytes
+    shown = browser.js(f"return {cells}.map((b) => b.textContent)")
+    assert shown == [f"{'+' * (change > 0)}{format_bytes(change)}" for change in changes]
     assert changes == sorted(changes, key=abs, reverse=True)
     browser.go("q=category:activation")
     assert len(browser.column(1)) == len([each for each in browser.column(6) if each == "activation"]) > 0

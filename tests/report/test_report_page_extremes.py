@@ -140,7 +140,7 @@ def test_hostile_names_are_text(quiet, tmp_path):
         assert bare(path) == bare([visible(f"root {text}"), "edge"])
     notes = [text.strip() for text in quiet.js(SHADOW, "#notes li")]
     assert bare(notes) == bare(f"hostile {visible(text)}" for text in HOSTILE)
-    edges = [visible(text) for text in HOSTILE for _ in range(2)]
+    edges = [visible(line) for text in HOSTILE for _ in range(2) for line in text.splitlines() if line]
     assert bare(quiet.js(SHADOW, ".finding .path li")) == bare(edges)
     assert quiet.text(".brand .muted") == visible(HOSTILE[0])
     for tab, column in (("saved", 1), ("modules", 1)):

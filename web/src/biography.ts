@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 import { FONT, axisOf, label, textColor, upright } from "./chart.ts";
 import { colorOf, el, named, swatch, type Part } from "./dom.ts";
-import { shortBytes, whole } from "./format.ts";
+import { bytes, whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { Phases } from "./phases.ts";
 
@@ -133,5 +133,5 @@ function paint(plot: uPlot, life: Life, uses: number[], phases: Phases, at: numb
 
 // Returns the words and figures of a life that a screen reader reads in place of the chart.
 export function describe(life: Life, nbytes: number): string {
-  return `${shortBytes(nbytes)}, ${lifeWords(life)}.`;
+  return `${bytes(nbytes)}, ${lifeWords(life)}.`;
 }

@@ -1,7 +1,7 @@
 // The page of two captures: both peaks by category, to one scale, and the sites of which they differ.
 import { unpackTexts } from "./codec.ts";
 import { $, el, partsBar, swatch } from "./dom.ts";
-import { bytesAs, shortOp, signedBytes, whole } from "./format.ts";
+import { bytes, shortOp, signedBytes, whole } from "./format.ts";
 import { type Block, Frame, Words } from "./frame.ts";
 import { Query } from "./query.ts";
 import { state } from "./state.ts";
@@ -35,11 +35,10 @@ function shortSite(site: string): string {
 
 function columnsOf(frame: Frame): TableColumn[] {
   const text = (name: string, label: string): TableColumn => ({ name, label, cell: (row) => el("span", { class: "clip wide", title: frame.text(name, row), text: frame.text(name, row) }) });
-  const most = (row: number) => Math.max(frame.number("old_bytes", row), frame.number("new_bytes", row));
-  const size = (name: string, label: string): TableColumn => ({ name, label, number: true, cell: (row) => bytesAs(frame.number(name, row), most(row)) });
+  const size = (name: string, label: string): TableColumn => ({ name, label, number: true, cell: (row) => bytes(frame.number(name, row)) });
   const count = (name: string, label: string): TableColumn => ({ name, label, number: true, cell: (row) => whole(frame.number(name, row)) });
   return [
-    { name: "delta_bytes", label: "Change", number: true, cell: (row) => el("b", { "data-bytes": frame.number("delta_bytes", row), text: signedBytes(frame.number("delta_bytes", row), most(row)) }) },
+    { name: "delta_bytes", label: "Change", number: true, cell: (row) => el("b", { "data-bytes": frame.number("delta_bytes", row), text: signedBytes(frame.number("delta_bytes", row)) }) },
     size("old_bytes", "Old"),
     size("new_bytes", "New"),
     count("old_count", "Storages old"),

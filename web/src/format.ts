@@ -39,15 +39,7 @@ export function byteTicks(ticks: number[]): string[] {
 
 const unitOf = (count: number): [string, number] => [...UNITS, ["TiB", 2 ** 40] as [string, number]].filter(([, scale]) => Math.abs(count) >= scale).at(-1) ?? ["B", 1];
 
-// Prints bytes in the unit of the largest of some sizes that are compared, unless that would print a zero.
-export function bytesAs(count: number, most: number): string {
-  const [unit, scale] = unitOf(most);
-  const digits = fixed(count / scale, 2);
-  return scale === 1 || Number(digits) === 0 ? bytes(count) : `${digits} ${unit}`;
-}
-
-export const shortBytes = (count: number): string => bytes(count).replace(/(\.[0-9]*?)0+ /, "$1 ").replace(". ", " ");
-export const signedBytes = (count: number, most = Math.abs(count)): string => `${count > 0 ? "+" : count < 0 ? "−" : ""}${bytesAs(Math.abs(count), most)}`;
+export const signedBytes = (count: number): string => `${count > 0 ? "+" : ""}${bytes(count)}`;
 
 export function duration(ns: number): string {
   if (ns === 0) return "0 s";

@@ -1,6 +1,6 @@
 // The section of the program's own lines, with the bytes of each and a bar in the margin.
 import { $, bar, el, link } from "./dom.ts";
-import { bytes, bytesAs, fileName, percent, placeOf } from "./format.ts";
+import { bytes, fileName, percent, placeOf } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { Finding } from "./model.ts";
 import { isPicked, pick } from "./pick.ts";
@@ -23,15 +23,13 @@ export class Listing {
   show(frame: Frame, when: string): void {
     const found = this.#sources.bytesOf(frame);
     const total = frame.sum("nbytes");
-    const sums = [...found.values()];
-    const most = Math.max(1, ...sums.map(({ own }) => own));
-    const largest = Math.max(most, ...sums.map(({ all }) => all)); // all lines are compared in its unit
+    const most = Math.max(1, ...[...found.values()].map(({ own }) => own));
     const ofFile = this.#sources.bytesOf(frame, (line) => placeOf(line)?.file ?? line);
     const files = [...this.#sources.excerpts(found.keys())].map(([file, lines]) => ({ file, lines, made: ofFile.get(file) ?? NONE }));
     files.sort((a, b) => b.made.own - a.made.own || b.made.all - a.made.all || (a.file < b.file ? -1 : 1));
     $("source-title").textContent = when;
     $("source-body").replaceChildren(
-      ...files.map(({ file, lines, made }, index) => this.#file(file, made, total, index, () => lines.map((number) => this.#line(file, number, found, { most, largest })))),
+      ...files.map(({ file, lines, made }, index) => this.#file(file, made, total, index, () => lines.map((number) => this.#line(file, number, found, most)))),
     );
     if (!files.length) $("source-body").append(el("p", { class: "muted", text: "No line of the program's own code made what is shown." }));
   }
@@ -51,7 +49,7 @@ export class Listing {
     return box;
   }
 
-  #line(file: string, number: number | null, found: Map<string, LineBytes>, { most, largest }: { most: number; largest: number }): Node {
+  #line(file: string, number: number | null, found: Map<string, LineBytes>, most: number): Node {
     if (number === null) return el("tr", { class: "gap" }, el("td", { colspan: 5, text: "⋯" }));
     const line = `${file}:${number}`;
     const { own, all } = found.get(line) ?? NONE;
@@ -60,8 +58,8 @@ export class Listing {
       "tr",
       { "data-line": line, "aria-current": isPicked("line", line) ? "true" : null },
       el("td", { class: "heat" }, own ? bar(own / most) : ""),
-      el("td", { class: "number" }, own ? link(bytesAs(own, largest), () => pick("line", line, { toggle: true }), { "data-bytes": own, title: `${bytes(own)}: show the storages that this line made` }) : ""),
-      el("td", { class: "number muted", text: all ? bytesAs(all, largest) : "", title: all ? bytes(all) : null }),
+      el("td", { class: "number" }, own ? link(bytes(own), () => pick("line", line, { toggle: true }), { "data-bytes": own, title: "show the storages that this line made" }) : ""),
+      el("td", { class: "number muted", text: all ? bytes(all) : "" }),
       el("td", { class: "number muted", text: number }),
       el("td", {}, el("code", { class: "code", text: this.#sources.text(line) }), ...findings),
     );

@@ -501,7 +501,8 @@ def _finding(
             facts.allocations.nbytes[[*candidate.stored.intersection(candidate.allocations)]].sum()
         ),
     )
-    known = known_leak(candidate.kind, holder.edges)
+    entry = next((edge for edge in holder.edges if edge.kind.row.is_entry), None)
+    known = known_leak(candidate.kind, holder.edges, grows_at=entry)
     if known is not None:
         change = words.KNOWN.format(change=change, known=known_line(known))
     advice = with_peaks(

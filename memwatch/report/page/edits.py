@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.kinds.edges import Edge
     from memwatch.report.page.parts import CodeReader
 
 KEPT: Final = " "
@@ -174,7 +173,7 @@ def _detached(finding: Finding, sources: _Sources) -> Edit | None:
 
 def _value_kept(finding: Finding, program: _Program) -> ast.expr | None:
     """Return the expression whose result a list or a sum keeps in each pass; None if there is not exactly one."""
-    edges: Sequence[Edge] = getattr(finding, "edges", ())
+    edges = finding.edges
     if not edges or edges[0].kind not in _VARIABLES or not edges[0].name:
         return None
     name = edges[0].name
@@ -213,13 +212,10 @@ def _nodes_that_see(scope: ast.AST, name: str) -> list[ast.AST]:
 def _filled(finding: Finding, sources: _Sources) -> Edit | None:
     """Another list that grows: the line that fills it, as it is."""
     program = sources.program(finding.site)
-    value = (
-        None if program is None or not getattr(finding, "growth_bytes", 0) else _value_kept(finding, program)
-    )
+    value = None if program is None or not finding.growth_bytes else _value_kept(finding, program)
     if program is not None and value is not None:
         return sources.as_it_is(f"{program.file}:{value.lineno}")
-    added_at: Sequence[str] = getattr(finding, "added_at", ())
-    return sources.as_it_is(added_at[0]) if len(added_at) == 1 else None
+    return sources.as_it_is(finding.added_at[0]) if len(finding.added_at) == 1 else None
 
 
 def _only_appended(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
@@ -264,8 +260,7 @@ def _is_tensor(value: ast.expr) -> bool:
 
 def _deleted(finding: Finding, sources: _Sources) -> Edit | None:
     """A local variable that nothing reads after a line: `del` it below that line."""
-    edges: Sequence[Edge] = getattr(finding, "edges", ())
-    last_used: str = getattr(finding, "last_used", "")
+    edges, last_used = finding.edges, finding.last_used
     kinds = FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.ITERATION
     program = sources.program(last_used)
     if finding.kind not in kinds or program is None or [edge.kind for edge in edges] != [EdgeKind.LOCAL]:

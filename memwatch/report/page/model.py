@@ -415,9 +415,8 @@ def _finding(
     modules = reading.part("storages", ["module"], storages)["module"].unique().tolist()
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
     edges = [hide(short_places(edge) if source else edge) for edge in retention_edges(finding.path)]
-    predicted_bytes = getattr(finding, "predicted_peak_bytes", None)
-    if change := getattr(finding, "change", ""):  # the page shows the peak above it
-        texts["advice"] = hide(CHANGE_SENTENCE.format(change=change))
+    if finding.change:  # the page shows the peak above it
+        texts["advice"] = hide(CHANGE_SENTENCE.format(change=finding.change))
     return {
         **texts,
         "site": hide(place),
@@ -426,7 +425,7 @@ def _finding(
         "place": hide(short_place(place)) if source and place else hide(place),
         "nbytes": int(finding.nbytes),
         "path": edges,
-        "predicted_peak_bytes": predicted_bytes,
+        "predicted_peak_bytes": finding.predicted_peak_bytes,
         "storages": pack_ints(storages, delta=True),
         "modules": [hide(module) for module in modules[:MODULES_SHOWN] if module],
     }
@@ -491,7 +490,7 @@ def _backward(reading: Reading, code: CodeReader | None) -> Edit | None:
 def _together(reading: Reading) -> int | None:
     """Return the peak if all findings were fixed; every finding holds the same figure."""
     findings = reading.findings
-    return getattr(findings[0], "together_peak_bytes", None) if len(findings) > 1 else None
+    return findings[0].together_peak_bytes if len(findings) > 1 else None
 
 
 def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str, Any]:

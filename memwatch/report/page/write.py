@@ -27,7 +27,7 @@ from memwatch.progress import working
 from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.sections import leak_page_model
-from memwatch.sizes import format_bytes, format_bytes_as, format_duration
+from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words.page import LINES_MEANING, SECTIONS, diff_headline
 from memwatch.words.storages import file_remarks
@@ -110,7 +110,7 @@ def render(
         lstrip_blocks=True,
     )
     environment.filters |= {"bytes": format_bytes, "duration": format_duration, "percent": _percent}
-    environment.filters |= {"bytes_as": format_bytes_as, "json_for_script": json_for_script, "marked": marked}
+    environment.filters |= {"json_for_script": json_for_script, "marked": marked}
     return environment.get_template(template).render(
         model=model,
         others=others,

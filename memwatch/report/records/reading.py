@@ -181,9 +181,9 @@ def _finding(finding: Finding) -> FindingRecord:
         "nbytes": finding.nbytes,
         "holder": finding.holder,
         "site": finding.site,
-        "added_at": list(getattr(finding, "added_at", ())),
+        "added_at": list(finding.added_at),
         "advice": finding.advice,
-        "path": finding.path.splitlines() if isinstance(finding.path, str) else list(finding.path),
+        "path": finding.path.splitlines(),
         "predicted_peak_bytes": finding.predicted_peak_bytes,
         "storages": [int(storage) for storage in finding.storages],
     }
