@@ -7,8 +7,8 @@ import contextlib
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nested import nested_tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 
