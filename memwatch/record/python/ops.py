@@ -475,7 +475,9 @@ class PythonOpRecorder:
                 elif cls is list or cls is tuple or isinstance(argument, Tensor):
                     self._touch(number, (argument,), (access,))
             if kind.numbers and phase in _OF_NUMBERS:
-                self.numbers += tuple(value for row in kind.numbers_in(args, kwargs) for value in (number, *row))
+                self.numbers += tuple(
+                    value for row in kind.numbers_in(args, kwargs) for value in (number, *row)
+                )
             if kwargs or kind.resizes:
                 self._touch_rest(number, kind, args, kwargs)
             if type(result) is Tensor and result.layout is _strided and (key := address_of(result)):
