@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import fcntl
 import functools
 import os
@@ -462,7 +463,10 @@ def _present_spans(descriptor: int, first: int, end: int) -> list[tuple[int, int
         begins = np.flatnonzero(is_first)
         lasts = np.append(begins[1:] - 1, found - 1)[: len(begins)]
         spans += zip(runs[begins, 0].tolist(), runs[lasts, 1].tolist(), strict=True)
-        at = _SCAN_FIELDS.unpack(request)[_SCAN_REACHED]
+        reached = _SCAN_FIELDS.unpack(request)[_SCAN_REACHED]
+        if reached <= at:
+            raise OSError(errno.ENOTTY, "the kernel did not search")
+        at = reached
     return spans
 
 

@@ -193,7 +193,7 @@ class OpKind:
         return found
 
     def _by_name(self, position: int, kwargs: dict[str, Any]) -> Any:
-        """Return the value of an argument that was given by name, as the `dim` of a stable sort is; else its default."""
+        """Return the value of an argument given by name, as the `dim` of a stable sort is; else its default."""
         argument = schema_of(self.overload).arguments[position]
         default = argument.default_value if argument.has_default_value() else None
         return kwargs.get(argument.name, default)

@@ -445,15 +445,25 @@ def test_the_lines_count_targets_only_for_a_cross_entropy_that_divides_by_their_
         assert torch.allclose(one, parameter.grad, atol=1e-6)
 
 
-@pytest.mark.parametrize("has_other_terms", [True, False])
-def test_the_decision_names_terms_that_the_counts_of_targets_do_not_fit(has_other_terms):
+@pytest.mark.parametrize(
+    ("other_term", "is_named"),
+    [
+        (lambda z: 0, False),
+        (lambda z: z.square().mean(), True),
+        (lambda z: z.square().sum() / len(z), True),
+        (lambda z: z.square().mean().item() * 0, False),
+        (lambda z: z.new_ones(_BATCH, 0, 4).view(_BATCH, 0).flip(0).sum().item(), False),
+    ],
+    ids=["none", "a mean", "a sum", "a metric", "no values"],
+)
+def test_the_decision_names_terms_that_the_counts_of_targets_do_not_fit(other_term, is_named):
     model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
 
     def loss_of(x, targets):
         z = model(x)
-        return functional.cross_entropy(z.mT, targets) + (z.square().mean() if has_other_terms else 0)
+        return functional.cross_entropy(z.mT, targets) + other_term(z)
 
-    assert ("other terms" in _decision(loss_of, x, _TARGETS)) == has_other_terms
+    assert ("other terms" in _decision(loss_of, x, _TARGETS)) == is_named
 
 
 def test_a_split_is_an_estimate_if_a_mask_picks_much_of_the_batch():

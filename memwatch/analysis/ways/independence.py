@@ -14,7 +14,6 @@ recording shows most of the exceptions:
 6. A forward reads a result of an earlier one, such as the state of a recurrent network (`CarriedResults`).
 7. A cross entropy weighs its classes and divides by the sum of the weights of the whole batch (`weighs_classes`). One
    with a loss for each sample does not divide.
-
 8. An op combines data along the batch, as `targets.softmax(0)`, or an index gives samples another order (`_Orders`).
 
 The recording has the dimension of such an op, and whether a loss of torch is a mean or a sum (`_Numbers`). It has no
@@ -57,7 +56,7 @@ _ALONG_ONE_DIMENSION: Final = frozenset((
     "_log_softmax", "_softmax", "argsort", "cummax", "cummin", "cumprod", "cumsum", "flip", "log_softmax",
     "logcumsumexp", "roll", "softmax", "sort", "topk",
 ))  # fmt: skip
-"""Ops that combine the values along one dimension and keep it. Which one is not recorded."""
+"""Ops that combine the values along one dimension and keep it. `mixes_samples` does not know which one."""
 _RECURRENT_LAYERS: Final = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 """Ops that run a layer over a sequence. Its first dimension is the time."""
 _PAIRED: Final = (
@@ -280,9 +279,10 @@ class _Along(NamedTuple):
             place: the dimension of the batch among them.
             batch: the number of samples.
         """
-        if self.size <= 1 or not self.stride:
+        if self.size <= 1 or not self.stride or not all(its):
             return False
-        if self.dimensions == len(its) and its[self.dimension] == self.size:
+        # a slice, because a damaged file may have any number
+        if self.dimensions == len(its) and its[self.dimension : self.dimension + 1] == [self.size]:
             return self.dimension == place
         row = math.prod(its[place + 1 :])
         reach = self.stride * (self.size - 1)
@@ -390,9 +390,7 @@ class _Orders:
         its, index, left = map(self._dimensions, (given[0], given[1], changed[0]))
         if len(index) != 1 or not its or not left or left[0] != index[0] or not self._has_rows(given[0]):
             return False
-        if (
-            its[0] != index[0]
-        ):  # the storage has the batch and another dimension in one, as the result of nn.Linear
+        if its[0] != index[0]:  # the batch and another dimension are one, as in the result of nn.Linear
             return self._has_rows(given[1]) and math.prod(left) == math.prod(its)
         return its[0] not in its[1:LEADING]
 
@@ -451,6 +449,7 @@ class BatchMeans:
         self.read_by = NONE
         self.has_other_terms = False
         self._targets: set[int] = set()  # of cross entropies
+        self._other_terms: set[int] = set()  # sums and means over the batch outside cross entropies
         phase = ops["phase"]
         is_backward = phase == BACKWARD
         turns = np.flatnonzero(np.isin(phase, (BACKWARD, OPTIMIZER)))
@@ -479,7 +478,7 @@ class BatchMeans:
         """
         self._has_begun |= self.is_differentiated(op)
         is_mean_of_picks = self._picks.are_reduced(base, given, changed)
-        if base == _ITEM:
+        if base == _ITEM and given:
             self._note_number(op, given[0], is_of_batch=self._has_begun and not self._has_rows(given[0]))
         if base in _WITHOUT_VALUES:
             return None
@@ -487,8 +486,9 @@ class BatchMeans:
         reordered_by = self._orders.mixing_op(op, base, given, changed, derived)
         if base in _NLL:
             self._entropies.add(self._places[op])
-            self.has_other_terms |= bool(self._targets) and given[1] not in self._targets
-            self._targets.add(given[1])
+            targets = given[1:2]
+            self.has_other_terms |= bool(self._targets) and not self._targets.issuperset(targets)
+            self._targets.update(targets)
         if self.prepared_by == NONE and self.is_differentiated(op):
             self.prepared_by = next((self._prepared[each] for each in given if each in self._prepared), NONE)
         if base in _PLACED_BY_INTEGERS or base.startswith(_PUT_BACK):
@@ -529,10 +529,13 @@ class BatchMeans:
                     if (self._is_reduced(samples, each) if is_along is None else is_along)
                 ]
                 self._means.update(reduced)
-                if reduced and self.is_differentiated(op) and not self._is_in_entropy(op):
-                    self.has_other_terms = True
+                if not self._is_in_entropy(op):
+                    self._other_terms.update(reduced)
                 if base in _PLAIN_SUMS or self._numbers.reduction(op) == _SUM:
                     self._sums.update(reduced)
+        if self.is_differentiated(op):
+            # the backward of a sum is a view, so the op that reads the sum shows that it is a term of the loss
+            self.has_other_terms |= not self._other_terms.isdisjoint([*given, *changed])
         if found is not None:
             self._mixed.update(dict.fromkeys(changed, found))
         elif means:
@@ -549,7 +552,7 @@ class BatchMeans:
             changed: those that it makes or writes.
         """
         self._picks.are_reduced(base, given, changed)
-        if base == _ITEM:
+        if base == _ITEM and given:  # a sparse tensor has no storage
             self._note_number(op, given[0], is_of_batch=given[0] in self._whole)
         if base in _WITHOUT_VALUES:
             return
@@ -792,9 +795,9 @@ class _Picks:
     """Follows values that a mask or an index picks from the batch, and finds the ops that reduce them.
 
     The number of these values belongs to the whole batch: a part of it has another number for each sample. So a mean
-    over them is not the mean of the parts. A sum counts too, because its divisor may be a number, and numbers are not
-    recorded. Picked rows may also go back to their places in a tensor with the whole batch, as the tokens of experts
-    do. Then nothing depends on their number.
+    over them is not the mean of the parts. A sum counts too, because its divisor may be a number of Python. Picked
+    rows may also go back to their places in a tensor with the whole batch, as the tokens of experts do. Then nothing
+    depends on their number.
 
     Args:
         batch: the number of samples.
