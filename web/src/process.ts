@@ -9,6 +9,7 @@ import type { Range } from "./timeline.ts";
 
 const HEIGHT_PX = 150;
 const HEADROOM = 1.1;
+const MOST_POINTS = 60; // of readings that are marked: the peak may lie between two of a short run
 
 // The labels of a small chart: zero, the maximum, and a power of two well between them.
 function sizesOf({ scales }: uPlot): number[] {
@@ -44,7 +45,9 @@ export class ProcessBand {
     const { time_ns, event, layers } = this.#process;
     const series = layers.map((_, layer): uPlot.Series => {
       const color = named(`process-${layer}`);
-      return { stroke: color, fill: color, width: 1, points: { show: false }, paths: uPlot.paths.stepped!({ align: 1 }) };
+      const isRss = layer === layers.length - 1;
+      const points = { show: isRss && time_ns.length <= MOST_POINTS, size: 5, fill: named("text"), stroke: named("text") };
+      return { stroke: color, fill: color, width: 1, points, paths: uPlot.paths.stepped!({ align: 1 }) };
     });
     const options: uPlot.Options = {
       ...frameOf(this.box, HEIGHT_PX),
