@@ -9,10 +9,7 @@ from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
-from memwatch.heap.names import with_line
-from memwatch.kinds.edges import EdgeKind, VertexKind
-from memwatch.kinds.leaks import LeakKind, Remedy
-from memwatch.leaks.added_at import (
+from memwatch.added_at import (
     hook_behind,
     leads_to,
     lines_that_add,
@@ -20,6 +17,10 @@ from memwatch.leaks.added_at import (
     lines_that_register,
     words_of,
 )
+from memwatch.heap.names import with_line
+from memwatch.kinds.edges import EdgeKind, VertexKind
+from memwatch.kinds.known_leaks import known_leak
+from memwatch.kinds.leaks import LeakKind, Remedy
 from memwatch.leaks.advice import (
     is_wrapping,
     keeps_values,
@@ -33,7 +34,6 @@ from memwatch.leaks.advice import (
 from memwatch.leaks.cause import cause_of, cause_of_thread, series_of
 from memwatch.leaks.cut import container_of, edit_of, holder_of
 from memwatch.leaks.excuses import is_latest
-from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.words.edges import edge_phrase, reference_phrase
 from memwatch.words.leaks import advice, hook_phrase, path_lines, site_phrase

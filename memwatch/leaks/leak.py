@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from memwatch.kinds.edges import Edge
-    from memwatch.leaks.known_leaks import KnownLeak
+    from memwatch.kinds.known_leaks import KnownLeak
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from memwatch._torch.autograd import AccumulateGrad, sequence_nr_of
+from memwatch.added_at import lines_that_register, words_of
 from memwatch.device_names import CPU
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.paths import steps_of
@@ -22,13 +23,12 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import mro_of, quiet, storage_of, type_dict
 from memwatch.kinds.edges import EdgeKind, Vertex, VertexKind
+from memwatch.kinds.known_leaks import known_leak
 from memwatch.kinds.leaks import LeakKind, Remedy
-from memwatch.leaks.added_at import lines_that_register, words_of
 from memwatch.leaks.cause import cause_of, series_of
 from memwatch.leaks.diagnose import diagnose, nodes_of_graphs
 from memwatch.leaks.excuses import Exemptions, exempt_edges
 from memwatch.leaks.groups import leak_of
-from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind, with_line_of_change
 from memwatch.own_code import CodeOwner, code_owner

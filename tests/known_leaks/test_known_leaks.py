@@ -11,10 +11,10 @@ import torch
 from known_programs import PROGRAMS, WITHIN_ONE_CALL, replaced, stand_in
 
 import memwatch
+from memwatch.kinds import known_leaks
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.kinds.known_leaks import KNOWN_LEAKS, known_leak
 from memwatch.kinds.leaks import LeakKind
-from memwatch.leaks import known_leaks
-from memwatch.leaks.known_leaks import KNOWN_LEAKS, known_leak
 
 DOCS = Path(__file__).parents[2] / "docs" / "concepts" / "leaks.md"
 
@@ -161,6 +161,6 @@ def test_a_version_with_the_fix_is_not_accused(monkeypatch):
     owner = Vertex(VertexKind.OBJECT, "Accelerator")
     edge = Edge(EdgeKind.ATTRIBUTE, "_models", owner=owner, file="/x/accelerate/accelerator.py", line=1)
     assert known_leak(LeakKind.RETAINED, [edge]) is KNOWN_LEAKS[0]
-    monkeypatch.setattr("memwatch.leaks.known_leaks.KNOWN_LEAKS", (entry,))
-    monkeypatch.setattr("memwatch.leaks.known_leaks._version", lambda library: "0.10")
+    monkeypatch.setattr("memwatch.kinds.known_leaks.KNOWN_LEAKS", (entry,))
+    monkeypatch.setattr("memwatch.kinds.known_leaks._version", lambda library: "0.10")
     assert known_leak(LeakKind.RETAINED, [edge]) is None

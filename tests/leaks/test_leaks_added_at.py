@@ -258,7 +258,7 @@ def test_a_file_that_changed_is_read_again(tmp_path):
 
 def test_the_work_grows_with_the_file_and_not_faster():
     """A function of many lines that all add something is walked a few times, and not once for each line."""
-    from memwatch.leaks import added_at
+    from memwatch import added_at
 
     text = "def fill(d):\n" + "".join(f"    d[{number}] = 1\n" for number in range(2000))
     nodes = 0

@@ -203,4 +203,4 @@ def test_the_title_of_a_storage_shows_names_as_code(shown):
         shown.go(f"storage={name}")
         titles.append(shown.text("#storage-title"))
     assert not any("`" in title for title in titles)
-    assert any(title.endswith(" output") for title in titles)
+    assert any(title.startswith("output of ") for title in titles)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import report_readings
 import torch
@@ -299,20 +297,3 @@ def test_findings_say_what_the_peak_would_fall_to(quiet, tmp_path):
     alone = [finding.predicted_peak_bytes for finding in prof.findings]
     assert quiet.js(BYTES, ".finding .predicted [data-bytes]") == alone
     assert quiet.js(BYTES, "#together-bytes") == [prof.findings[0].together_peak_bytes]
-
-
-def test_findings_of_other_tools_need_no_prediction(quiet, tmp_path):
-    reading = report_readings.from_lives([{"nbytes": 100, "born": 1}])
-    plain = {
-        "kind": "drag",
-        "nbytes": 100,
-        "holder": "x",
-        "site": "a.py:1",
-        "advice": "drop it",
-        "path": "",
-        "storages": (),
-    }
-    reading.findings = [SimpleNamespace(**plain)]
-    quiet.open(html(reading, tmp_path / "page.html"))
-    assert quiet.js(TEXTS, ".finding .predicted") == []
-    assert "drop it" in quiet.text("#findings")

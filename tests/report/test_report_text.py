@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch.analysis.facts.reserved import ReservedBytes
+from memwatch.analysis.findings.finding import Finding
 from memwatch.fit.result import ways_text
+from memwatch.kinds.findings import FindingKind
 from memwatch.report.console import middle
 from memwatch.report.facts import headline
 from memwatch.report.stats import format_stats, stats
@@ -219,19 +220,8 @@ def test_nothing_at_all_is_said_so():
 def test_findings_and_notes_end_the_summary(training):
     """A finding shows its bytes, holder, line and advice; a note its sentence."""
     reading = report_readings.from_lives([{"nbytes": 1024, "born": 1}])
-    reading.findings = [
-        SimpleNamespace(
-            kind="drag",
-            nbytes=2048,
-            holder="`xs`, argument of `f`",
-            holder_at=lambda site: f"`xs`, argument of `f` at {site}",
-            site="train.py:41",
-            advice="Drop it.",
-            predicted_peak_bytes=0,
-            path=["a", "b"],
-            storages=(0,),
-        )
-    ]
+    holder, site = "`xs`, argument of `f`", "train.py:41"
+    reading.findings = [Finding(FindingKind.DRAG, 2048, holder, site, "Drop it.", "a\nb", 0, 0, (0,))]
     reading.notes = [("compiled", "Two frames were compiled.")]
     text = summary(reading, width=100, color=False, following="")
     assert "2.00 KiB  drag: `xs`, argument of `f` at train.py:41" in text

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from memwatch.added_at import files_of, lines_that_add
 from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.capture.schema import IN_BACKWARD, NONE
@@ -116,8 +117,6 @@ def lines_that_fill(edges: Path, rows: IntArray, facts: Facts) -> tuple[str, ...
         rows: the allocations that the container keeps.
         facts: the facts of the capture.
     """
-    from memwatch.leaks.added_at import files_of, lines_that_add  # only growth needs it
-
     entries = [at for at, edge in enumerate(edges) if edge.kind.row.is_entry]
     if not entries or entries[-1] - entries[0] != len(entries) - 1:  # with two containers, either may grow
         return ()

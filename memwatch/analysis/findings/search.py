@@ -40,7 +40,7 @@ from memwatch.analysis.saved_tensors import SavedTensorOutcomes, SavedTensors
 from memwatch.capture.schema import BACKWARD, NONE
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
-from memwatch.leaks.known_leaks import known_leak
+from memwatch.kinds.known_leaks import known_leak
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
 from memwatch.words.leaks import known_line

@@ -8,6 +8,7 @@ with a small module that keeps the tensors in the same way, by the names of the 
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,7 +29,7 @@ class Reference(NamedTuple):
 
     Attributes:
         kinds: the kinds of reference that fit.
-        names: identifiers of the attribute or variable.
+        names: identifiers of the attribute or variable; a star stands for any characters.
         owners: names of the owner's class or of its base classes.
         owner_kind: the kind of owner.
         file: a part of the path of the source file that makes the reference, with slashes. For a reference without a
@@ -46,7 +47,7 @@ class Reference(NamedTuple):
         owner = edge.owner
         return (
             edge.kind in (self.kinds if isinstance(self.kinds, tuple) else (self.kinds,))
-            and (not self.names or edge.name in self.names)
+            and (not self.names or any(fnmatch.fnmatchcase(edge.name or "", name) for name in self.names))
             and (not self.owners or (owner is not None and not self.owners.isdisjoint(_names_of(owner))))
             and (self.owner_kind is None or (owner is not None and owner.kind is self.owner_kind))
             and self.file in _file_of(edge).replace("\\", "/")
@@ -285,7 +286,7 @@ KNOWN_LEAKS: Final = (
         fixed_in="1.3.5",
         kinds=(LeakKind.RETAINED, LeakKind.HOOKS),
         references=(
-            Reference(EdgeKind.ATTRIBUTE, ("_forward_hooks", "_backward_hooks")),
+            Reference(EdgeKind.ATTRIBUTE, ("*ward_hooks",)),
             Reference(
                 (EdgeKind.BOUND_SELF, EdgeKind.VALUE), file="/pytorch_grad_cam/activations_and_gradients.py"
             ),
@@ -313,7 +314,7 @@ KNOWN_LEAKS: Final = (
         kinds=(LeakKind.CYCLE,),
         references=(
             Reference(EdgeKind.BOUND_SELF, file="/gpytorch/module.py"),
-            Reference(EdgeKind.ATTRIBUTE, ("_load_state_dict_pre_hooks",)),
+            Reference(EdgeKind.ATTRIBUTE, ("*_pre_hooks",)),
         ),
     ),
     KnownLeak(

@@ -21,19 +21,20 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memwatch.heap.names import instance_dict
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.own_code import is_program_code
 from memwatch.program_text import FUNCTIONS, first_line, lines_of, parse, variables_of
 from memwatch.words.leaks import added_at_phrase, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwatch.kinds.edges import Edge, Vertex
 
+_module_dict: Final[Callable[[ModuleType], dict[str, Any]]] = vars(ModuleType)["__dict__"].__get__
+"""Gives the variables of a module without a look at its class, which may have a `__getattribute__`."""
 _MOST_LINES: Final = 2
 """A guess: three lines that add to a container are a list to read, and no answer."""
 _MOST_REGISTRATIONS: Final = 4
@@ -420,8 +421,9 @@ def _is_of_module(file: str, named: Edge) -> bool:
     return path not in set(map(_file_of_module, list(sys.modules.values())))
 
 
-def _file_of_module(module: object) -> str | None:
-    file = (instance_dict(module) or {}).get("__file__") if isinstance(module, ModuleType) else None
+def _file_of_module(module: Any) -> str | None:
+    # the program's own objects may stand in for modules: their code must not run
+    file = _module_dict(module).get("__file__") if issubclass(type(module), ModuleType) else None
     return _absolute(file) if isinstance(file, str) else None
 
 
