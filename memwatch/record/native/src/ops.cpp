@@ -177,7 +177,10 @@ py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, tor
   if (kind != nullptr && kind->is_lift) {
     lift(torch::jit::peek(stack, 0, 1).toTensor());
   }
-  return made_with_reserve([&] { return torch::jit::createPyObjectForStack(torch::jit::Stack(stack)); });
+  if (stack.size() == 1) {  // a copy of the stack would need memory itself
+    return made_with_reserve([&] { return torch::jit::toPyObject(c10::IValue(stack.front())); });
+  }
+  return torch::jit::createPyObjectForStack(std::move(stack));
 }
 
 py::object Recorder::run(const py::object& kind, const py::tuple& args, const py::dict& kwargs) {
