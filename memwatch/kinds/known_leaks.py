@@ -286,6 +286,7 @@ KNOWN_LEAKS: Final = (
         fixed_in="1.3.5",
         kinds=(LeakKind.RETAINED, LeakKind.HOOKS),
         references=(
+            # the tables of hooks of a module; their names are private to torch, and only `_torch` spells those
             Reference(EdgeKind.ATTRIBUTE, ("*ward_hooks",)),
             Reference(
                 (EdgeKind.BOUND_SELF, EdgeKind.VALUE), file="/pytorch_grad_cam/activations_and_gradients.py"
@@ -393,9 +394,9 @@ def known_leak(
 
     Args:
         kind: the kind of the leak, or of a finding.
-        edges: its typed references, the root's first.
-        grows_at: the one of them of which each call adds another; None if it is not known.
-        hook: the function of the hooks that each call registers, if the path ends at their table.
+        edges: its references, the root's first.
+        grows_at: the reference among them that grows: each call adds another one like it. None if it is not known.
+        hook: the function that each call registers as a hook, if the path ends at a table of hooks.
     """
     edges = edges if hook is None else [*edges, Edge(EdgeKind.VALUE, owner=hook)]
     for known in KNOWN_LEAKS:

@@ -566,10 +566,10 @@ def leak_of_graph(
 
     Args:
         survivor: the tensor that leads to it.
-        nodes: autograd nodes that each call adds, or one call in so many.
+        nodes: autograd nodes that a call adds.
         end_s: clock at the end of the last call, in seconds; by default now.
-        every: the number of calls of which one adds the nodes.
-        per_call: True if the nodes are of each call; False for those of one pass.
+        every: 1 if each call adds them, and n if only every n-th call does.
+        per_call: True if a call adds the nodes; False if there was one pass, which added them.
     """
     leak = leak_of(
         [replace(survivor, kind=LeakKind.GRAPH)], nodes * NODE_BYTES, nodes, per_call=per_call, end_s=end_s

@@ -451,7 +451,14 @@ class Owners:
         }
 
     def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
-        """Search for the modules that own the tensors of an optimizer, if this may still help."""
+        """Search for the modules that own some tensors, if this may still help.
+
+        Args:
+            cls: the class of the optimizer that steps them, or of the tensors. Each class has a budget of its own, so
+                searches that find nothing soon end.
+            tensors: the tensors.
+            frame: the innermost call.
+        """
         find = self.parameters.find
         unknown = sum(find(tensor) is None for tensor in tensors)
         if not unknown or not self._budget.spend(cls):
