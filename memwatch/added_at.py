@@ -60,9 +60,6 @@ _GIVES: Final = ("pop_all",)
 _LAMBDA: Final = "<lambda>"
 _GETS: Final = frozenset({"get", "setdefault"})
 """The methods of a dictionary that return an entry, which may be a container in turn."""
-_ATTRIBUTES: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.SUBMODULE)
-_IN_MODULES: Final = (EdgeKind.SUBMODULE, EdgeKind.PARAMETER, EdgeKind.BUFFER)
-_OF_FUNCTION: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
 _SELF: Final = ("self", "cls")
 _SELVES: Final = tuple((name,) for name in _SELF)
 
@@ -184,11 +181,11 @@ def lines_that_add(edges: Sequence[Edge], cut: Edge | None, files: Sequence[str]
         files: further files to look into, such as that of the line that made the tensor.
     """
     at = next((at for at, edge in enumerate(edges) if edge is cut), None)
-    if at is None or not (edges[at].kind.row.is_entry or edges[at].kind in _IN_MODULES):
+    if at is None or not (edges[at].kind.row.is_entry or edges[at].kind.row.is_in_module):
         return ()
     # entries have no name of their own: `.outputs["val"]` has the name `.outputs`
     way = [edge for edge in edges[:at] if not edge.kind.row.is_entry]
-    owner = edges[at].owner if edges[at].kind in _IN_MODULES else None
+    owner = edges[at].owner if edges[at].kind.row.is_in_module else None
     if owner is None and not (way and way[-1].name):
         return ()
     texts = _texts([*files_of(edges[: at + 1]), *files])
@@ -373,7 +370,7 @@ def _adds_to(
     if names[-1] != last.name:
         return False
     owner = last.owner
-    if last.kind in _ATTRIBUTES:
+    if last.kind.row.is_attribute:
         if len(names) == 1 or owner is None:
             return False
         base = names[:-1]
@@ -391,7 +388,9 @@ def _adds_to(
         within = [scope for scope in change.functions if _is_function(scope, owner, file)]
         return bool(within) and change.owner is not None and change.owner.first < within[-1].first
     return (
-        last.kind in _OF_FUNCTION and change.owner is not None and _is(change.owner, owner.name, owner.line)
+        last.kind.row.is_call_variable
+        and change.owner is not None
+        and _is(change.owner, owner.name, owner.line)
     )
 
 

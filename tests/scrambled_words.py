@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "MEMWATCH_SCRAMBLED_WORDS"
 KINDS: Final = (edges, findings, holders, leaks)
-_NOT_WORDS: Final = ("text", "deleted_with")
+_NOT_WORDS: Final = ("text", "deleted_with", "for_each_call")
 """Fields of rows that are data: values of columns, and the name of another kind."""
 _PLACEHOLDER: Final = re.compile(r"(\{[^{}]*\})")
 

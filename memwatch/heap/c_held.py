@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_ROLES: Final = {"parameter": EdgeKind.PARAMETER, "buffer": EdgeKind.BUFFER}
 _LEAVES: Final = [id(cls) for cls in (int, str, float, bytes, bool, complex, type(None), type, CodeType)]
 """The ids of the classes of objects that gc does not list and that lead nowhere."""
 _CHUNK: Final = 10_000  # objects whose references are listed at a time; a guess
@@ -89,7 +88,7 @@ def results_of(future: Any) -> list[Any]:
 def _scripted(module: Any) -> list[NativeEdge]:
     inside = (instance_dict(module) or {}).get("_c")
     return [
-        NativeEdge(_ROLES[role], tensor, name, hidden=False)
+        NativeEdge(EdgeKind.PARAMETER if role == "parameter" else EdgeKind.BUFFER, tensor, name, hidden=False)
         for role, name, tensor in tensors_of_script_module(inside)
     ]
 

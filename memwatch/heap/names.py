@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.heap.classes import ByClass, is_a
 from memwatch.heap.tensors import mro_of, type_dict
-from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.program_text import compiled
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from memwatch.kinds.edges import Edge
 
 
 # decorators of one function that are followed through `functools.wraps`; a guess
@@ -320,9 +321,6 @@ def in_ipython() -> bool:
     return get_ipython is not None and get_ipython() is not None
 
 
-_OF_OBJECTS: Final = frozenset(
-    {EdgeKind.ATTRIBUTE, EdgeKind.PARAMETER, EdgeKind.BUFFER, EdgeKind.SUBMODULE, EdgeKind.CLASS_ATTRIBUTE}
-)
 _STORE_ATTR: Final = dis.opmap["STORE_ATTR"]
 _READ: Final = (CodeOwner.PROGRAM, CodeOwner.INSTALLED)
 """Whose functions are named, in this order: torch and Python set few attributes of others' objects."""
@@ -332,7 +330,7 @@ _OTHERS: Final = (CodeOwner.TORCH, CodeOwner.PYTHON)
 
 def with_line(edge: Edge) -> Edge:
     """Return a reference with the line that makes it where its class has none and one function alone is a candidate."""
-    if edge.kind not in _OF_OBJECTS or edge.line is not None or not edge.name:
+    if not edge.kind.row.is_attribute or edge.line is not None or not edge.name:
         return edge
     found = _only_assignment(edge.name, len(sys.modules))
     return edge if found is None else replace(edge, file=found[0], line=found[1])

@@ -38,7 +38,12 @@ class EdgeRow:
         retained: the advice where a live root holds the tensor through this reference.
         in_cycle: the advice where the reference leads back to itself.
         deleted_with: the name of the kind whose reference the same deletion ends.
+        is_variable: True for a variable of a call or of a module.
         is_call_variable: True for a variable of a running or suspended call.
+        is_attribute: True if an assignment to an attribute, as `module.weight = ...`, makes the reference.
+        is_in_module: True for a part of an `nn.Module` that the module lists under a name.
+        is_fixed_place: True if the reference names one place of its owner, and a sample at another time may compare it.
+        is_rebound: True if programs assign this name again and again, so that the newest value replaces an older one.
         is_entry: True for the place of an object in a container.
         is_accessor: True if an expression can follow the reference, as `.cache` or `[3]`.
         is_kept_by_owner: True if the owner keeps the target whatever variable leads to the owner.
@@ -50,6 +55,9 @@ class EdgeRow:
         has_one_value: True if one name has one value at a time, as a variable has.
         is_nameless: True if it is the same in any container: the way to the container tells one from another.
         is_filled: True for a place of a container or a cache, which may fill up or grow for ever.
+        is_filled_on_first_use: True for a place that the first use fills, and later uses read, as of a cache.
+        is_written_in_file: True if the reference stands in the code of the file that it names.
+        keeps_results: True for an attribute or a captured variable: it keeps a result after the call that made it.
         outlives_iteration: True for a reference of an object that an iteration does not make anew, as it makes a
             model's output.
     """
@@ -66,7 +74,12 @@ class EdgeRow:
     retained: Remedy | None = None
     in_cycle: Remedy | None = None
     deleted_with: str | None = None
+    is_variable: bool = False
     is_call_variable: bool = False
+    is_attribute: bool = False
+    is_in_module: bool = False
+    is_fixed_place: bool = False
+    is_rebound: bool = False
     is_entry: bool = False
     is_accessor: bool = False
     is_kept_by_owner: bool = False
@@ -78,6 +91,9 @@ class EdgeRow:
     has_one_value: bool = False
     is_nameless: bool = False
     is_filled: bool = False
+    is_filled_on_first_use: bool = False
+    is_written_in_file: bool = False
+    keeps_results: bool = False
     outlives_iteration: bool = False
 
 
@@ -123,6 +139,9 @@ class EdgeKind(Enum):
         in_cycle=Remedy.LOCAL_IN_CYCLE,
         is_call_variable=True,
         has_one_value=True,
+        is_variable=True,
+        is_rebound=True,
+        is_written_in_file=True,
     )
     # name of the argument, or its position where only that is known
     ARGUMENT = EdgeRow(
@@ -135,6 +154,7 @@ class EdgeKind(Enum):
         retained=Remedy.ARGUMENT,
         is_call_variable=True,
         has_one_value=True,
+        is_variable=True,
     )
     # name of the module's variable
     GLOBAL = EdgeRow(
@@ -146,6 +166,8 @@ class EdgeKind(Enum):
         retained=Remedy.GLOBAL,
         in_cycle=Remedy.GLOBAL_IN_CYCLE,
         has_one_value=True,
+        is_variable=True,
+        is_rebound=True,
     )
     # name of the ContextVar
     CONTEXT_VARIABLE = EdgeRow(
@@ -158,6 +180,7 @@ class EdgeKind(Enum):
         is_named_per_object=True,
         outlives_iteration=True,
         has_one_value=True,
+        is_rebound=True,
     )
     # name of the attribute of a threading.local
     THREAD_LOCAL = EdgeRow(
@@ -167,11 +190,12 @@ class EdgeKind(Enum):
         mechanism=Remedy.THREAD_LOCAL,
         outlives_iteration=True,
         has_one_value=True,
+        is_rebound=True,
     )
     # a value of a call that has no variable
     TEMPORARY = EdgeRow(15, "a temporary")
     # from a frame to the frame that called it
-    CALLER = EdgeRow(16, "caller")
+    CALLER = EdgeRow(16, "caller", is_written_in_file=True)
     # a value in the middle of an expression, a running `for`, or a C call's arguments
     EVALUATION_STACK = EdgeRow(17, "a value that no variable names")
     # the function that find_leaks was given
@@ -189,6 +213,10 @@ class EdgeKind(Enum):
         is_kept_by_owner=True,
         is_of_any_code=True,
         has_one_value=True,
+        is_attribute=True,
+        is_fixed_place=True,
+        is_rebound=True,
+        keeps_results=True,
     )
     # an object's own dictionary, where the path ends there
     INSTANCE_DICT = EdgeRow(31, "__dict__", is_plumbing=True, is_of_any_code=True, is_nameless=True)
@@ -205,13 +233,20 @@ class EdgeKind(Enum):
         is_kept_by_owner=True,
         outlives_iteration=True,
         has_one_value=True,
+        is_attribute=True,
+        is_fixed_place=True,
+        is_rebound=True,
+        is_written_in_file=True,
+        keeps_results=True,
     )
     # name of an entry that the class's namespace no longer has
     CLASS_ENTRY = EdgeRow(34, "class entry .{name}", in_cycle=Remedy.CLASS_IN_CYCLE)
     # __dict__ or __weakref__, through which every class refers to itself
-    CLASS_DESCRIPTOR = EdgeRow(35, "{name} descriptor", in_cycle=Remedy.CLASS_IN_CYCLE)
+    CLASS_DESCRIPTOR = EdgeRow(
+        35, "{name} descriptor", in_cycle=Remedy.CLASS_IN_CYCLE, is_written_in_file=True
+    )
     # __mro__ or __bases__
-    CLASS_BASES = EdgeRow(36, "__mro__ or bases", in_cycle=Remedy.CLASS_IN_CYCLE)
+    CLASS_BASES = EdgeRow(36, "__mro__ or bases", in_cycle=Remedy.CLASS_IN_CYCLE, is_written_in_file=True)
     # name in the nn.Module
     PARAMETER = EdgeRow(
         37,
@@ -223,6 +258,8 @@ class EdgeKind(Enum):
         is_of_any_code=True,
         is_named_per_object=True,
         has_one_value=True,
+        is_attribute=True,
+        is_in_module=True,
     )
     # name in the nn.Module
     BUFFER = EdgeRow(
@@ -235,6 +272,10 @@ class EdgeKind(Enum):
         is_of_any_code=True,
         is_named_per_object=True,
         has_one_value=True,
+        is_attribute=True,
+        is_in_module=True,
+        is_fixed_place=True,
+        is_rebound=True,
     )
     # name in the nn.Module
     SUBMODULE = EdgeRow(
@@ -246,6 +287,9 @@ class EdgeKind(Enum):
         is_accessor=True,
         is_of_any_code=True,
         is_named_per_object=True,
+        is_attribute=True,
+        is_in_module=True,
+        is_fixed_place=True,
     )
 
     # containers
@@ -275,6 +319,7 @@ class EdgeKind(Enum):
         is_silent=True,
         is_nameless=True,
         is_filled=True,
+        is_filled_on_first_use=True,
     )
     KEY = EdgeRow(
         52,
@@ -301,7 +346,9 @@ class EdgeKind(Enum):
         is_filled=True,
     )
     # name of the field of a named tuple
-    FIELD = EdgeRow(54, "field .{name}", is_accessor=True, is_kept_by_owner=True, is_nameless=True)
+    FIELD = EdgeRow(
+        54, "field .{name}", is_accessor=True, is_kept_by_owner=True, is_nameless=True, is_fixed_place=True
+    )
 
     # functions
     # name of the variable that the function closes over
@@ -314,6 +361,9 @@ class EdgeKind(Enum):
         in_cycle=Remedy.CLOSURE_CELL_IN_CYCLE,
         outlives_iteration=True,
         has_one_value=True,
+        is_rebound=True,
+        is_written_in_file=True,
+        keeps_results=True,
     )
     # from a cell that no function on the path owns
     CELL_CONTENTS = EdgeRow(
@@ -326,6 +376,7 @@ class EdgeKind(Enum):
         is_silent=True,
         outlives_iteration=True,
         is_nameless=True,
+        keeps_results=True,
     )
     # name of the argument
     DEFAULT_ARGUMENT = EdgeRow(
@@ -335,6 +386,7 @@ class EdgeKind(Enum):
         cut_rank=6,
         mechanism=Remedy.DEFAULT_ARGUMENT,
         outlives_iteration=True,
+        is_written_in_file=True,
     )
     # from a bound method to its object
     BOUND_SELF = EdgeRow(73, "`self`", cut_rank=7, retained=Remedy.BOUND_METHOD, in_cycle=Remedy.BOUND_METHOD)
@@ -358,6 +410,7 @@ class EdgeKind(Enum):
         is_kept_by_owner=True,
         outlives_iteration=True,
         is_filled=True,
+        is_filled_on_first_use=True,
     )
     # kept by functools.lru_cache
     CACHE_ARGUMENT = EdgeRow(
@@ -370,6 +423,7 @@ class EdgeKind(Enum):
         is_kept_by_owner=True,
         outlives_iteration=True,
         is_filled=True,
+        is_filled_on_first_use=True,
     )
     # from a task to its coroutine
     COROUTINE = EdgeRow(78, "coroutine")
@@ -409,7 +463,9 @@ class EdgeKind(Enum):
     MODULE = EdgeRow(110, "module {name}")
     ATEXIT_CALLBACK = EdgeRow(111, "atexit callback", mechanism=Remedy.ATEXIT)
     # of weakref.finalize
-    FINALIZER_REGISTRY = EdgeRow(112, "registry of weakref.finalize callbacks", mechanism=Remedy.FINALIZER)
+    FINALIZER_REGISTRY = EdgeRow(
+        112, "registry of weakref.finalize callbacks", mechanism=Remedy.FINALIZER, is_filled_on_first_use=True
+    )
     # name of the signal
     SIGNAL_HANDLER = EdgeRow(113, "handler of {name}", mechanism=Remedy.SIGNAL_HANDLER)
     TRACE_FUNCTION = EdgeRow(114, "trace function (sys.settrace)")
@@ -533,6 +589,9 @@ class VertexRow:
         is_expression: False if nobody would edit its attributes through an expression.
         is_named: True if its plain name identifies it.
         is_around: True if it only wraps others: a weak reference to it is impossible, or is dead at once.
+        is_store: True if a program stores tensors in it as its items.
+        comes_with_tensors: True if the program got the object with its tensors, and did not store them in it.
+        is_handle: True if it only leads to other objects, and is not itself what a program meant to keep.
     """
 
     number: int
@@ -542,6 +601,9 @@ class VertexRow:
     is_expression: bool = True
     is_named: bool = False
     is_around: bool = False
+    is_store: bool = False
+    comes_with_tensors: bool = False
+    is_handle: bool = False
 
 
 @unique
@@ -561,36 +623,52 @@ class VertexKind(Enum):
 
     OBJECT = VertexRow(0, "{name}", is_named=True)
     TENSOR = VertexRow(1, "{name}")
-    ARRAY = VertexRow(2, "{name}")
+    ARRAY = VertexRow(2, "{name}", is_store=True)
     STORAGE = VertexRow(3, "storage of {size}")
     # autograd node of C++
-    NODE = VertexRow(4, "{name}")
+    NODE = VertexRow(4, "{name}", comes_with_tensors=True)
     # autograd node of a custom Function
-    CTX = VertexRow(5, "{name}", holder=HolderKind.AUTOGRAD_CTX, is_expression=False, is_named=True)
-    CONTAINER = VertexRow(6, "{name} of {count}", is_around=True)
-    FUNCTION = VertexRow(7, "{name}{at}", is_expression=False, is_named=True)
+    CTX = VertexRow(
+        5,
+        "{name}",
+        holder=HolderKind.AUTOGRAD_CTX,
+        is_expression=False,
+        is_named=True,
+        comes_with_tensors=True,
+    )
+    CONTAINER = VertexRow(6, "{name} of {count}", is_around=True, is_store=True, is_handle=True)
+    FUNCTION = VertexRow(7, "{name}{at}", is_expression=False, is_named=True, is_handle=True)
     BUILTIN = VertexRow(8, "built-in {name}")
-    METHOD = VertexRow(9, "bound method {inner}", is_expression=False)
-    PARTIAL = VertexRow(10, "functools.partial")
+    METHOD = VertexRow(9, "bound method {inner}", is_expression=False, is_handle=True)
+    PARTIAL = VertexRow(10, "functools.partial", is_handle=True)
     # function under functools.lru_cache
     CACHE = VertexRow(11, "{name}", is_around=True)
     CODE = VertexRow(12, "code of {name}{at}")
-    CELL = VertexRow(13, "closure cell", is_expression=False)
-    FRAME = VertexRow(14, "call of {name}{at}", is_expression=False, is_named=True)
+    CELL = VertexRow(13, "closure cell", is_expression=False, is_handle=True)
+    FRAME = VertexRow(14, "call of {name}{at}", is_expression=False, is_named=True, comes_with_tensors=True)
     GENERATOR = VertexRow(
-        15, "generator {name}{at}", suspended="suspended generator `{name}`", holder=HolderKind.GENERATOR
+        15,
+        "generator {name}{at}",
+        suspended="suspended generator `{name}`",
+        holder=HolderKind.GENERATOR,
+        comes_with_tensors=True,
     )
     COROUTINE = VertexRow(
-        16, "coroutine {name}{at}", suspended="suspended coroutine `{name}`", holder=HolderKind.GENERATOR
+        16,
+        "coroutine {name}{at}",
+        suspended="suspended coroutine `{name}`",
+        holder=HolderKind.GENERATOR,
+        comes_with_tensors=True,
     )
     ASYNC_GENERATOR = VertexRow(
         17,
         "async generator {name}{at}",
         suspended="suspended async generator `{name}`",
         holder=HolderKind.GENERATOR,
+        comes_with_tensors=True,
     )
     TRACEBACK = VertexRow(18, "traceback at {place}")
-    EXCEPTION = VertexRow(19, "{name}", is_expression=False, is_named=True)
+    EXCEPTION = VertexRow(19, "{name}", is_expression=False, is_named=True, comes_with_tensors=True)
     CLASS = VertexRow(20, "class {name}")
     MODULE = VertexRow(21, "module {name}")
     # of a file that runs as no module

@@ -23,6 +23,9 @@ class FindingRow:
             not show that for memory that was alive then.
         is_mended_by_callers: True if the advice is for the program wherever the op runs: under `no_grad`, or with
             another optimizer.
+        is_of_graph: True if an autograd graph keeps the bytes.
+        names_last_use: True if the advice names the line that uses the bytes last.
+        optimizer_argument: the name and value of an optimizer's argument, if this argument is the change.
         is_way: True if the way of this name in `prof.ways` is the same change. For other kinds it is another change:
             the finding `float32` is about copies, the way `float32` about a model in float64.
     """
@@ -36,6 +39,9 @@ class FindingRow:
     is_freed_after_last_use: bool = False
     needs_known_end: bool = False
     is_mended_by_callers: bool = False
+    is_of_graph: bool = False
+    names_last_use: bool = False
+    optimizer_argument: tuple[str, str] | None = None
     is_way: bool = False
 
 
@@ -59,6 +65,7 @@ class FindingKind(str, Enum):
         del_order=2,
         is_freed_after_last_use=True,
         needs_known_end=True,
+        names_last_use=True,
     )
     # the same, from one iteration of a loop into the next
     ITERATION = FindingRow(
@@ -115,6 +122,7 @@ class FindingKind(str, Enum):
         is_freed_after_last_use=True,
         needs_known_end=True,
         is_mended_by_callers=True,
+        is_of_graph=True,
     )
     # saved for a backward that has run
     RETAINED = FindingRow(
@@ -128,6 +136,7 @@ class FindingKind(str, Enum):
         is_freed_after_last_use=True,
         needs_known_end=True,
         is_mended_by_callers=True,
+        is_of_graph=True,
     )
     # temporaries of a foreach step
     OPTIMIZER = FindingRow(
@@ -137,6 +146,7 @@ class FindingKind(str, Enum):
         advice="make the optimizer with foreach=False or fused=True",
         is_estimated=True,
         is_mended_by_callers=True,
+        optimizer_argument=("foreach", "False"),
     )
     # temporaries that an optimizer's step makes for each parameter
     FUSED = FindingRow(
@@ -149,6 +159,7 @@ class FindingKind(str, Enum):
         ),
         is_mended_by_callers=True,
         is_way=True,
+        optimizer_argument=("fused", "True"),
     )
     # gradients filled with zeros instead of freed
     SET_TO_NONE = FindingRow(
@@ -167,6 +178,7 @@ class FindingKind(str, Enum):
         del_order=1,
         is_freed_after_last_use=True,
         needs_known_end=True,
+        names_last_use=True,
     )
     # models that a search makes one after the other
     MODELS = FindingRow(
@@ -228,6 +240,7 @@ class FindingKind(str, Enum):
         "grows with each iteration",
         "keeps {nbytes}, the results of all iterations of a loop, although an iteration uses only the newest",
         advice="keep only the newest, or a number of each (`.mean().item()`), or empty it",
+        names_last_use=True,
     )
     # float32 copies that autograd saves
     FLOAT32 = FindingRow(

@@ -15,12 +15,17 @@ class HolderRow:
         drop: how to cut the reference; None if that depends on the program.
         stale: the same for memory that an iteration leaves to the next; None if it is the same as `drop`.
         has_own_name: True if the program chose the name: its author can follow the advice "do not make it".
+        is_of_call: True if the holder ends with the call, as its variables and its evaluation stack do.
+        is_off_stack: True if the object keeps the memory for itself, and a value on an evaluation stack is only the way
+            to the object.
     """
 
     text: str
     drop: str | None = None
     stale: str | None = None
     has_own_name: bool = False
+    is_of_call: bool = False
+    is_off_stack: bool = False
 
 
 @unique
@@ -37,9 +42,12 @@ class HolderKind(Enum):
         return kind
 
     # found by following references; see `paths.py`
-    LOCAL = HolderRow("local", drop="`del` it after its last use", has_own_name=True)
+    LOCAL = HolderRow("local", drop="`del` it after its last use", has_own_name=True, is_of_call=True)
     ARGUMENT = HolderRow(
-        "argument", drop="pass a list and clear it, or drop the caller's reference", has_own_name=True
+        "argument",
+        drop="pass a list and clear it, or drop the caller's reference",
+        has_own_name=True,
+        is_of_call=True,
     )
     GLOBAL = HolderRow(
         "global",
@@ -53,8 +61,12 @@ class HolderKind(Enum):
         stale="set it to None once the iteration is done with it, or keep `.item()` or the shape",
         has_own_name=True,
     )
-    CLOSURE_CELL = HolderRow("closure cell", drop="do not capture it, or pass what is needed as an argument")
-    DEFAULT_ARGUMENT = HolderRow("default argument", drop="do not make it a default argument")
+    CLOSURE_CELL = HolderRow(
+        "closure cell", drop="do not capture it, or pass what is needed as an argument", is_off_stack=True
+    )
+    DEFAULT_ARGUMENT = HolderRow(
+        "default argument", drop="do not make it a default argument", is_off_stack=True
+    )
     GENERATOR = HolderRow(
         "generator",
         drop="`del` it in the generator before the yield",
@@ -65,10 +77,13 @@ class HolderKind(Enum):
     )
     CACHE = HolderRow("cache", drop="call cache_clear(), or do not cache tensors")
     HOOK = HolderRow("hook", drop="let the hook keep less, or remove the hook")
-    AUTOGRAD_CTX = HolderRow("autograd ctx", drop="do not keep it on ctx, or use ctx.save_for_backward()")
+    AUTOGRAD_CTX = HolderRow(
+        "autograd ctx", drop="do not keep it on ctx, or use ctx.save_for_backward()", is_off_stack=True
+    )
     EVALUATION_STACK = HolderRow(
         "evaluation stack",
         drop=("`del` cannot reach it: give the call a list that it empties, or take the items with next()"),
+        is_of_call=True,
     )
     # a variable whose autograd graph keeps a saved tensor
     GRAPH = HolderRow("graph")
@@ -151,6 +166,11 @@ class Inference(Enum):
     # made in a step of the optimizer, and dropped before it ends
     WITHIN_STEP = "within step", "the optimizer's step makes it and drops it"
 
+    @property
+    def is_of_one_sample(self) -> bool:
+        """Whether the holder is that of one sample, of another allocation or at another time."""
+        return self in (Inference.TWIN, Inference.EARLIER, Inference.LATER)
+
 
 @unique
 class HolderEvidence(Enum):
@@ -160,7 +180,7 @@ class HolderEvidence(Enum):
         "seen"  # in that very op, or later in the same run of torch's code if it could not change meanwhile
     )
     STRUCTURE = (
-        "structure"  # torch's own books: packs, parameters, `.grad`, optimizer state, allocator events
+        "structure"  # torch's own records: packs, parameters, `.grad`, optimizer state, allocator events
     )
     INFERRED = "inferred"  # by one of the rules of `Inference`
     NONE = "none"

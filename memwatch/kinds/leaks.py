@@ -167,6 +167,8 @@ class RemedyRow:
         ends_every_cycle: True for advice that frees all objects of the leak, however many cycles they are in.
         detaches: True if the advice already says to detach the tensor.
         has_value: False for references that no line of the program stores.
+        is_of_chain: True for advice about objects of which each keeps the one before.
+        for_each_call: the name of the remedy if each call makes the function and puts it into a container.
         is_weak: True for advice to refer to the kept object weakly, which its class must allow.
     """
 
@@ -181,6 +183,8 @@ class RemedyRow:
     ends_every_cycle: bool = False
     detaches: bool = False
     has_value: bool = True
+    is_of_chain: bool = False
+    for_each_call: str | None = None
     is_weak: bool = False
 
 
@@ -379,6 +383,7 @@ class Remedy(Enum):
         "the partial keeps its arguments: drop the partial after use, or bind a weak reference and keep the object "
         "elsewhere while you need it",
         is_weak=True,
+        for_each_call="PARTIAL_PER_CALL",
     )
     EXIT_STACK = RemedyRow(
         "the stack keeps each callback, and what the callback refers to, until the stack is closed: enter it by "
@@ -399,6 +404,7 @@ class Remedy(Enum):
         ),
         is_of_function=True,
         is_of_name=True,
+        for_each_call="FUNCTION_PER_CALL",
     )
     CLOSURE_CELL_IN_CYCLE = RemedyRow(
         "the inner function captures an object that leads back to it: pass that object as an argument, or "
@@ -517,15 +523,19 @@ class Remedy(Enum):
     )
     CHAIN = RemedyRow(
         "each object keeps the one before it by `.{name}`, so none is freed: make each object from the original one, "
-        "or from the values that it needs. If nothing uses the older objects, delete that attribute of the older object"
+        "or from the values that it needs. If nothing uses the older objects, delete that attribute of the older "
+        "object",
+        is_of_chain=True,
     )
     WRAPPERS = RemedyRow(
         "each call wraps the function of the call before, and the new function keeps the old one, so none is freed: "
-        "wrap the original function once, or put it back after use"
+        "wrap the original function once, or put it back after use",
+        is_of_chain=True,
     )
     NESTED = RemedyRow(
         "each call puts the object of the call before into a new one, so none is freed: drop the old object after use, "
-        "or keep the values in a container of limited size (`deque(maxlen=...)`)"
+        "or keep the values in a container of limited size (`deque(maxlen=...)`)",
+        is_of_chain=True,
     )
     SUBMODULE = RemedyRow(
         (

@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 _STATE: Final = "state"  # of an optimizer
 _GROUPS: Final = "param_groups"
 _LINKS: Final = (EdgeKind.ATTRIBUTE, EdgeKind.CLOSURE_CELL)
-_VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
-
-_BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
-    (EdgeKind.REFERENCE, "cycle"): Remedy.ENDLESS_LOOP,  # of itertools, whose list no attribute shows
-}
+_CYCLE: Final = "cycle"
+"""A class of itertools. Python shows no reference to the list of its objects."""
 _BY_OWNER: Final[Mapping[str, Remedy]] = {
     "_WorkItem": Remedy.EXECUTOR,  # an executor of `concurrent.futures` keeps this for a call that has not begun
     "LogRecord": Remedy.LOG_RECORD,
@@ -40,36 +37,17 @@ _BY_OWNER: Final[Mapping[str, Remedy]] = {
 """How a reference works, by the name of the class that has it."""
 
 
-_STORES: Final = (VertexKind.CONTAINER, VertexKind.ARRAY)
-_NOT_STORED: Final = (
-    VertexKind.EXCEPTION,
-    VertexKind.FRAME,
-    VertexKind.GENERATOR,
-    VertexKind.COROUTINE,
-    VertexKind.ASYNC_GENERATOR,
-    VertexKind.NODE,
-    VertexKind.CTX,
-)
 _BY_C_TYPE: Final[Mapping[str, Remedy]] = {
     "Pickler": Remedy.PICKLER,
     "_tee": Remedy.TEE,
     "_tee_dataobject": Remedy.TEE,
 }
-_OF_EACH_CALL: Final[Mapping[Remedy, Remedy]] = {
-    Remedy.CLOSURE_CELL: Remedy.FUNCTION_PER_CALL,
-    Remedy.PARTIAL: Remedy.PARTIAL_PER_CALL,
-}
-"""The remedy for a function that each call makes and puts into a container."""
 _OF_EXIT_STACK: Final = "_exit_callbacks"
 _WRAPPED: Final = "__wrapped__"
 _MOST_IN_STRETCH: Final = 4
 """References of a stretch that repeats on a path. An `itertools.chain` around another one has three."""
 _FINALIZER_RECORD: Final = "finalize._Info"
 """The class of the objects in which `weakref.finalize` keeps a function and its arguments."""
-_HANDLES: Final = frozenset(
-    {VertexKind.CONTAINER, VertexKind.FUNCTION, VertexKind.METHOD, VertexKind.PARTIAL, VertexKind.CELL}
-)
-"""Objects that only lead to others. They are not what a finalizer was given."""
 _MOCKS: Final = frozenset({"Mock", "MagicMock", "AsyncMock", "MagicProxy"})
 """Classes of `unittest.mock`, whose objects refer to themselves."""
 
@@ -179,7 +157,7 @@ def _of_finalizer(path: Sequence[Edge]) -> Remedy:
     of_record = (edge.owner is not None and edge.owner.name == _FINALIZER_RECORD for edge in path)
     at = next((at for at, found in enumerate(of_record) if found), len(path))
     kinds = [VertexKind.OBJECT if edge.target is None else edge.target.kind for edge in path[at:]]
-    given = next((kind for kind in kinds if kind not in _HANDLES), None)
+    given = next((kind for kind in kinds if not kind.row.is_handle), None)
     return Remedy.FINALIZER_OF_OBJECT if given is VertexKind.OBJECT else Remedy.FINALIZER
 
 
@@ -220,8 +198,9 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return _of_finalizer(path)
     if remedy is Remedy.CLOSURE_CELL and _closes_over_new_object(cut, holder, path):
         return Remedy.CLOSURE_OF_OBJECT
-    is_in_container = remedy is not None and cut is not None and _is_entry(cut)
-    return _OF_EACH_CALL.get(remedy, remedy) if is_in_container else remedy  # type: ignore[arg-type]
+    if remedy is not None and remedy.row.for_each_call and cut is not None and _is_entry(cut):
+        return Remedy[remedy.row.for_each_call]
+    return remedy
 
 
 def stores_tensor(cut: Edge | None, path: Sequence[Edge]) -> bool:
@@ -236,8 +215,8 @@ def stores_tensor(cut: Edge | None, path: Sequence[Edge]) -> bool:
     for edge in path[at:]:
         kind = VertexKind.TENSOR if edge.target is None else edge.target.kind
         if kind is VertexKind.TENSOR:
-            return edge is cut or edge.owner is None or edge.owner.kind in _STORES
-        if kind in _NOT_STORED:
+            return edge is cut or edge.owner is None or edge.owner.kind.row.is_store
+        if kind.row.comes_with_tensors:
             return False
     return False
 
@@ -258,11 +237,11 @@ def keeps_values(cut: Edge | None, path: Sequence[Edge]) -> bool:
     entries = [number for number in range(at, end) if path[number].kind.row.is_entry]
     start = max(entries, key=lambda number: _count_of(path[number]), default=at)
     kinds = (VertexKind.TENSOR if edge.target is None else edge.target.kind for edge in path[start:])
-    return next((kind for kind in kinds if kind not in _STORES), None) is VertexKind.TENSOR
+    return next((kind for kind in kinds if not kind.row.is_store), None) is VertexKind.TENSOR
 
 
 def _is_store(target: Vertex | None) -> bool:
-    return target is not None and target.kind in _STORES
+    return target is not None and target.kind.row.is_store
 
 
 def _count_of(edge: Edge) -> int:
@@ -272,7 +251,7 @@ def _count_of(edge: Edge) -> int:
 def strong_object(cut: Edge | None, path: Sequence[Edge]) -> str:
     """Return the class of the object that the reference to cut keeps, if no weak reference can refer to it."""
     after = itertools.dropwhile(lambda edge: edge is not cut, [*path, *path])
-    kept = (edge.target for edge in after if edge.target is not None and edge.target.kind not in _HANDLES)
+    kept = (edge.target for edge in after if edge.target is not None and not edge.target.kind.row.is_handle)
     target = next(kept, None)
     return target.name if target is not None and target.is_strong else ""
 
@@ -514,11 +493,12 @@ def _mechanism_of(kind: EdgeKind, owner: Vertex) -> Remedy | None:
     # the running context is a root, and no object of the path: a reset changes it, and no copy of it
     if kind is EdgeKind.CONTEXT_VARIABLE and owner.kind is VertexKind.CONTEXT:
         return Remedy.KEPT_CONTEXT
-    if (kind, owner.name) in _BY_REFERENCE:
-        return _BY_REFERENCE[kind, owner.name]
+    if kind is EdgeKind.REFERENCE and owner.name == _CYCLE:
+        return Remedy.ENDLESS_LOOP
     if owner.thread:
         return Remedy.THREAD
-    if kind in _VARIABLES and owner.kind.is_suspended_call:
+    is_in_call = kind.row.is_call_variable or kind is EdgeKind.TEMPORARY
+    if is_in_call and owner.kind.is_suspended_call:
         return Remedy.GENERATOR
     if owner.kind is VertexKind.PARTIAL:
         return Remedy.PARTIAL

@@ -195,7 +195,7 @@ def is_carried(steps: Sequence[Step]) -> bool:
     It is a variable that each pass assigns before it reads it, or an argument, which the caller has too.
     """
     edge = steps[0].edge if steps else None
-    if edge is None or edge.kind not in (EdgeKind.LOCAL, EdgeKind.GLOBAL, EdgeKind.ARGUMENT) or not edge.name:
+    if edge is None or not edge.kind.row.is_variable or not edge.name:
         return True
     frame: FrameType | None = sys._getframe()
     while frame is not None:

@@ -53,7 +53,6 @@ FEWEST_ADDED: Final = 4
 last three checkpoints in a list, which would look the same with fewer runs. A guess."""
 
 
-_OF_CHAINS: Final = (Remedy.CHAIN, Remedy.NESTED, Remedy.WRAPPERS)
 _FEWEST_OVERLAPPING: Final = 8
 """Runs from which the median shows what each adds. A guess: in fewer runs, one of four may add twice as much."""
 _FEWEST_RISING: Final = 3
@@ -472,7 +471,7 @@ def _added_at(shown: Survivor, nearest: NewStorage, lines: Mapping[int, Edge], r
     if remedy is Remedy.HOOK_PER_CALL:
         hook = hook_behind(edges, cut)
         return "" if hook is None else words_of(lines_that_register(hook, edges, files))
-    find = lines_that_link if remedy in _OF_CHAINS else lines_that_add
+    find = lines_that_link if remedy.row.is_of_chain else lines_that_add
     found = find(edges, cut, files)
     if nearest.site is not None and [(line.file, line.line) for line in found] == [nearest.site[:2]]:
         return ""  # the line that made the tensor, which the report has

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from memwatch.leaks.survivor import Survivor
 
 
-_NOT_NAMES: Final = (EdgeKind.PARAMETER, EdgeKind.GRAD, EdgeKind.ARGUMENT)
 _MOST: Final = 3
 """Blocks whose values a name may have kept: `previous, current = current, new` keeps two."""
 
@@ -72,8 +71,7 @@ def _is_of_name(survivor: Survivor) -> bool:
     """
     if survivor.kind is not LeakKind.RETAINED or survivor.unreachable or survivor.cut is None:
         return False
-    kind = survivor.cut.edge.kind
-    return kind.row.has_one_value and kind not in _NOT_NAMES and not survivor.through_graph
+    return survivor.cut.edge.kind.row.is_rebound and not survivor.through_graph
 
 
 _MOST_WAYS: Final = 200

@@ -315,8 +315,11 @@ def words_of(steps: list[Any]) -> str:
     from memwatch.words.edges import edge_phrase
 
     # the words for the base of an array have the array's shape, which differs too
-    places = {EdgeKind.VALUE, EdgeKind.ITEM, EdgeKind.KEY, EdgeKind.MEMBER, EdgeKind.NUMPY_BASE}
-    edges = [step.edge for step in steps if step.edge.kind not in places][:_NAMED]
+    edges = [
+        step.edge
+        for step in steps
+        if not step.edge.kind.row.is_entry and step.edge.kind is not EdgeKind.NUMPY_BASE
+    ][:_NAMED]
     named = [
         edge_phrase(replace(edge, owner=replace(edge.owner, thread=_NUMBER.sub("*", edge.owner.thread))))
         if edge.owner is not None

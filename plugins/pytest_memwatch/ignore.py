@@ -94,33 +94,10 @@ def parse_rules(rules: object) -> tuple[IgnoreRule, ...]:
     )
 
 
-_SLOTS: Final = frozenset(
-    {
-        EdgeKind.VALUE,
-        EdgeKind.CACHE_RESULT,
-        EdgeKind.CACHE_ARGUMENT,
-        EdgeKind.FINALIZER_REGISTRY,
-    }
-)
-"""References that are filled on first use and read later: mappings, memoized functions."""
-
 _CACHE_NAME: Final = re.compile(r"cache|memo|lazy|registry|pool", re.IGNORECASE)
 _TOOL_NAME: Final = re.compile(r"\bExceptionInfo\b|\b(Magic|Async|NonCallable)*(Mock|MagicProxy)\b")
 """Classes of pytest and unittest.mock that close cycles of their own."""
 _IMPORT_SYSTEM: Final = "<frozen importlib"
-_WRITTEN: Final = frozenset(
-    {
-        EdgeKind.CLOSURE_CELL,
-        EdgeKind.CLASS_ATTRIBUTE,
-        EdgeKind.CLASS_DESCRIPTOR,
-        EdgeKind.CLASS_BASES,
-        EdgeKind.LOCAL,
-        EdgeKind.DEFAULT_ARGUMENT,
-        EdgeKind.CALLER,
-    }
-)
-"""References that stand in the code of the file they name."""
-_FIXED: Final = (EdgeKind.CLASS_OF, EdgeKind.GRAD_FN)
 _BUILT_BY_CLASS: Final = ("property", "getset_descriptor", "staticmethod", "classmethod")
 
 
@@ -139,7 +116,12 @@ def kept_by_cache(leak: Leak) -> bool:
         return False
     is_bounded = any(vertex.limit is not None for vertex in _vertices(cut.owner))
     names = [cut.name or "", *(vertex.name for vertex in _vertices(cut.owner))]
-    return leak.one_value or cut.kind in _SLOTS or is_bounded or any(map(_CACHE_NAME.search, names))
+    return (
+        leak.one_value
+        or cut.kind.row.is_filled_on_first_use
+        or is_bounded
+        or any(map(_CACHE_NAME.search, names))
+    )
 
 
 def made_by_machinery(leak: Leak) -> bool:
@@ -171,7 +153,12 @@ def _is_fixed_in_code(edge: Edge) -> bool:
     owner = "" if edge.owner is None else edge.owner.name
     is_part = edge.kind is EdgeKind.ATTRIBUTE and not _set_anywhere(edge)
     is_of_tuple = edge.kind is EdgeKind.ITEM and owner.partition(" ")[0] == "tuple"
-    return is_part or is_of_tuple or edge.kind in _WRITTEN or edge.kind in _FIXED
+    return (
+        is_part
+        or is_of_tuple
+        or edge.kind.row.is_written_in_file
+        or edge.kind in (EdgeKind.CLASS_OF, EdgeKind.GRAD_FN)
+    )
 
 
 def _is_tool(vertex: Vertex) -> bool:
@@ -185,14 +172,14 @@ def _written_by_torch(cycle: Iterable[Edge]) -> bool:
     cycle = list(cycle)
     home = Path(torch.__file__).resolve().parent
     # an attribute of a class itself has no line in the code of its file
-    places = [(edge.file, edge.line is not None or edge.kind in _WRITTEN) for edge in cycle]
+    places = [(edge.file, edge.line is not None or edge.kind.row.is_written_in_file) for edge in cycle]
     places += [(end.file, end.line is not None) for end in _ends(cycle)]
     files = [Path(file).resolve() for file, placed in places if file and placed and file.endswith(".py")]
     if not files or not all(file.is_relative_to(home) for file in files):
         return False
     folders = {file.parent for file in files}
     by_torch = [_is_stored_in(folders, edge.name) for edge in cycle if _set_anywhere(edge)]
-    closed_by_torch = any(edge.kind in _WRITTEN or _is_private_attribute(edge) for edge in cycle)
+    closed_by_torch = any(edge.kind.row.is_written_in_file or _is_private_attribute(edge) for edge in cycle)
     return closed_by_torch and all(by_torch)
 
 

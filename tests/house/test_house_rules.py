@@ -1,14 +1,29 @@
-"""Rules of the house that no linter knows: no import circle, and public names that exist."""
+"""Rules of the house that no linter knows: no import circle, public names that exist, and tables in one place."""
 
 from __future__ import annotations
 
+import ast
+import enum
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import grimp
 import networkx
+import pytest_memwatch
 
 import memwatch
+from memwatch.kinds import edges, findings, holders, leaks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ENUMS_OF_KINDS: Final = {
+    name
+    for module in (edges, findings, holders, leaks)
+    for name, value in vars(module).items()
+    if isinstance(value, enum.EnumMeta) and name != "Enum"
+}
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -46,3 +61,39 @@ def test_variables_of_calls_are_read_in_one_place():
         path.relative_to(root).as_posix() for path in root.rglob("*.py") if ".f_locals" in path.read_text()
     }
     assert reading <= {"heap/frames.py", "_torch/dynamo.py", "signal_handlers.py"}
+
+
+def test_what_depends_on_a_kind_stands_in_the_row_of_the_kind():
+    """Outside `memwatch/kinds/`, no dictionary has kinds as keys, and no constant lists three kinds or more.
+
+    A new kind would be forgotten there. Its row has a flag instead, which `memwatch/kinds/` documents.
+    """
+    tables = [
+        f"{path}:{node.lineno}"
+        for package in (memwatch, pytest_memwatch)
+        for path in Path(package.__file__).parent.rglob("*.py")
+        if path.parent.name != "kinds"
+        for node in _tables_of_kinds(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert tables == []
+
+
+def _tables_of_kinds(module: ast.Module) -> Iterator[ast.expr]:
+    """Yield the dictionaries keyed by a kind, and the collections of kinds among the constants of a module."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Dict) and any(map(_is_kind, node.keys)):
+            yield node
+    for statement in module.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            for node in ast.walk(statement.value):
+                if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and sum(map(_is_kind, node.elts)) > 2:
+                    yield node
+
+
+def _is_kind(node: ast.expr | None) -> bool:
+    """Return True for a member of an enum of `memwatch/kinds/`, or its value, alone or as the first of a tuple."""
+    while isinstance(node, ast.Tuple) and node.elts:
+        node = node.elts[0]
+    while isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name):
+        node = node.value
+    return isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in _ENUMS_OF_KINDS

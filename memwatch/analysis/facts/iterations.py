@@ -425,12 +425,11 @@ def has_whole_last_call(capture: Capture) -> bool:
 # returned.
 _DEEPEST: Final = 256
 """Calls of a stack that are compared, from the outermost. A guess."""
-_OF_OBJECTS: Final = (
-    EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CLOSURE_CELL.value,
-    EdgeKind.CELL_CONTENTS.value,
-)  # fmt: skip
-_LASTING: Final = (EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CACHE_RESULT.value, EdgeKind.CACHE_ARGUMENT.value)
-_ITEMS: Final = (EdgeKind.ITEM.value, EdgeKind.VALUE.value, EdgeKind.MEMBER.value, EdgeKind.KEY.value)
+_OF_OBJECTS: Final = [kind.value for kind in EdgeKind if kind.row.keeps_results]
+_LASTING: Final = [
+    kind.value for kind in EdgeKind if kind.row.outlives_iteration and kind.row.is_kept_by_owner
+]
+_ITEMS: Final = [kind.value for kind in EdgeKind if kind.row.is_entry]
 _SCRIPT: Final = "__main__"
 
 

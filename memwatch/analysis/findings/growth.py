@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 # layers that run one after the other, are kept for a later use.
 _FEWEST_PASSES: Final = 3
 """A step of four micro-batches keeps the results of three when its peak comes, in the last forward. A guess."""
-_OF_VARIABLES: Final = (FindingKind.DRAG, FindingKind.ITERATION, FindingKind.OUTPUT)
-_OF_GRAPHS: Final = (FindingKind.GRAPH, FindingKind.RETAINED)
 
 
 def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
@@ -48,7 +46,7 @@ def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
 
     `del` at the end of a pass, the advice of the other kinds, would not end that.
     """
-    if candidate.kind not in _OF_VARIABLES or not rate_bytes(candidate, facts, loops):
+    if candidate.kind.row.del_order is None or not rate_bytes(candidate, facts, loops):
         return candidate
     rows = np.array(candidate.allocations)
     made, last = facts.allocations.op[rows], facts.use_bounds.last_op[rows]
@@ -69,8 +67,8 @@ def grows_over_iterations(candidate: Candidate, facts: Facts, loops: Loops) -> b
     if not facts.kept_across.are_told:
         return False
     is_growth = as_growth(candidate, facts, loops).kind is FindingKind.GROWTH
-    others = (FindingKind.VOID, *_OF_GRAPHS) if _trains(facts) else (FindingKind.VOID,)
-    is_growth |= candidate.kind in others and rate_bytes(candidate, facts, loops) > 0
+    is_other = candidate.kind is FindingKind.VOID or (candidate.kind.row.is_of_graph and _trains(facts))
+    is_growth |= is_other and rate_bytes(candidate, facts, loops) > 0
     born_ns = facts.allocations.birth_ns[candidate.allocations]
     passes = np.unique(np.searchsorted(facts.ended_iterations_ns, born_ns))
     return is_growth and len(passes) >= _FEWEST_PASSES
@@ -84,7 +82,9 @@ def _trains(facts: Facts) -> bool:
 
 def rate_bytes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
     """Return the bytes that each pass of a loop adds to a container; 0 if the candidate is not a series."""
-    if candidate.kind not in (*_OF_VARIABLES, *_OF_GRAPHS, FindingKind.VOID, FindingKind.GROWTH):
+    row = candidate.kind.row
+    is_of_variable = row.del_order is not None or candidate.kind in (FindingKind.VOID, FindingKind.GROWTH)
+    if not is_of_variable and not row.is_of_graph:
         return 0
     path = HolderPath(candidate.holder.edges) if candidate.holder.edges else None
     if path is None or not (path.ends_in_container or path.links_objects):

@@ -574,11 +574,7 @@ def change_of(
         advice = HolderKind.EXCEPTION.row.drop or words.DROP_ANY
     if is_filled_on:
         advice = words.DROP_ENTRIES
-    if (
-        kind in (FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.GROWTH)
-        and last_used
-        and not holder.foreign
-    ):
+    if kind.row.names_last_use and last_used and not holder.foreign:
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     if kind is FindingKind.GRAPH and made_at not in ("", *map(short_place, (holder.site, *added_at))):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)

@@ -51,7 +51,6 @@ _LEAST_PART: Final = 8
 _STATE: Final = ("parameter", "unsharded parameter", "buffer", "optimizer state")
 """A copy of these is kept for later, as the best weights so far."""
 _OF_OBJECT: Final = (EdgeKind.ATTRIBUTE, EdgeKind.FIELD)
-_OF_STACKS: Final = (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATION_STACK)
 
 
 def find_stale(evidence: Evidence, least_bytes: int) -> list[Candidate]:
@@ -222,7 +221,7 @@ def _unneeded(evidence: Evidence, rows: IntArray) -> tuple[tuple[int, int, int],
 def _is_in_call(evidence: Evidence, row: int, op: int) -> bool:
     """Return True if a variable of a call had an allocation at an op."""
     return any(
-        len(each.edges) == 1 and each.kind in _OF_STACKS for each in evidence.holders.variables(row, op)
+        len(each.edges) == 1 and each.kind.row.is_of_call for each in evidence.holders.variables(row, op)
     )
 
 

@@ -110,10 +110,6 @@ class TorchRuns:
         return range(int(self._start_op[row]), int(self._end_op[row]))
 
 
-_VARIABLES_OF_CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
-_VARIABLES_OF_PROGRAM: Final = (*_VARIABLES_OF_CALLS, EdgeKind.GLOBAL)
-
-
 class LastingReferences:
     """Carries what a sample saw over to another op: as seen, as inferred, or not at all."""
 
@@ -167,7 +163,7 @@ class LastingReferences:
         if run is None or not op <= seen_op < run.stop or not NONE <= int(self._made[allocation]) < run.start:
             return False
         path, call = HolderPath(holder.edges), _call_of(holder)
-        if not path.is_direct or path.is_graph or path.head.kind not in _VARIABLES_OF_PROGRAM:
+        if not path.is_direct or path.is_graph or not path.head.kind.row.is_variable:
             return False
         return call is None or self._running.waits(call, seen_op, run)
 
@@ -247,4 +243,4 @@ class LastingReferences:
 def _call_of(holder: Holder) -> Vertex | None:
     """Return the call whose variable a holder's path starts from; None for a global and the like."""
     head = HolderPath(holder.edges).head
-    return head.owner if head.kind in _VARIABLES_OF_CALLS else None
+    return head.owner if head.kind.row.is_call_variable else None

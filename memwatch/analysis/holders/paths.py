@@ -22,19 +22,6 @@ _HOOK_TABLE: Final = "hooks"
 
 _SILENT_ON_STACK: Final = (EdgeKind.ITEM, EdgeKind.REFERENCE)
 
-_VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.GLOBAL)
-_ONE_VALUE: Final = (
-    EdgeKind.ATTRIBUTE,
-    EdgeKind.CLASS_ATTRIBUTE,
-    EdgeKind.FIELD,
-    EdgeKind.SUBMODULE,
-    EdgeKind.BUFFER,
-)
-
-_KEPT_OFF_STACK: Final = (HolderKind.CLOSURE_CELL, HolderKind.DEFAULT_ARGUMENT, HolderKind.AUTOGRAD_CTX)
-
-_HELD_IN_CALL: Final = (EdgeKind.LOCAL, EdgeKind.TEMPORARY, EdgeKind.ATTRIBUTE)
-
 
 @dataclass(frozen=True)
 class HolderPath:
@@ -90,7 +77,7 @@ class HolderPath:
         """
         if self.head.kind is not EdgeKind.EVALUATION_STACK or self.is_graph or self.suspended is not None:
             return False
-        return any(_kind_of_edge(edge) in _KEPT_OFF_STACK for edge in self._on_the_way)
+        return any(_is_off_stack(edge) for edge in self._on_the_way)
 
     @property
     def _kind_on_the_way(self) -> HolderKind:
@@ -170,10 +157,10 @@ class HolderPath:
 
         The last one may be the value of a key: another key of the dictionary is another place.
         """
-        if self.head.kind not in _VARIABLES or self.accessors is None or self.is_graph:
+        if not self.head.kind.row.is_variable or self.accessors is None or self.is_graph:
             return None
         way = self._on_the_way[:-1] if self.is_value_of_key else self._on_the_way
-        return self.edges if all(edge.kind in _ONE_VALUE for edge in way) else None
+        return self.edges if all(edge.kind.row.is_fixed_place for edge in way) else None
 
     @property
     def is_value_of_key(self) -> bool:
@@ -246,4 +233,10 @@ def kind_of_object(edge: Edge) -> HolderKind:
 
 def _kind_of_edge(edge: Edge) -> HolderKind | None:
     of_owner = None if edge.owner is None else edge.owner.kind.row.holder
-    return of_owner if of_owner is not None and edge.kind in _HELD_IN_CALL else edge.kind.row.holder
+    is_in_owner = edge.kind in (EdgeKind.LOCAL, EdgeKind.TEMPORARY, EdgeKind.ATTRIBUTE)
+    return of_owner if of_owner is not None and is_in_owner else edge.kind.row.holder
+
+
+def _is_off_stack(edge: Edge) -> bool:
+    kind = _kind_of_edge(edge)
+    return kind is not None and kind.row.is_off_stack

@@ -344,7 +344,7 @@ def _lasts_less(holder: Holder) -> tuple[bool, ...]:
 
     Arguments that torch's calls pass on, as in `*args`, belong to another holder.
     """
-    is_variable = holder.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATION_STACK)
+    is_variable = holder.kind.row.is_of_call
     return holder.foreign, holder.is_of_torch, not holder.is_likely, is_variable and not holder.is_inside
 
 

@@ -43,8 +43,6 @@ _MOST_ASKED: Final = 24
 _SMALL_RATIO: Final = 0.001
 """A share of the peak's increase, as in `record/holders/state.py`: no sample searches for the holder of less memory."""
 _Place = tuple[object, ...]
-_NOT_THEN: Final = (Inference.TWIN, Inference.EARLIER, Inference.LATER)
-"""The inferences from one sample, of another allocation or at another time."""
 _ACROSS: Final = (Inference.EARLIER, Inference.LATER)
 """The inferences from a sample in another op than the one that is asked for."""
 
@@ -342,7 +340,7 @@ class HolderSamples:
         if int(self._facts.allocations.op[allocation]) == op:
             return []
         found = self._found(allocation, op)
-        places = [holder.place if holder.inference in _NOT_THEN else None for holder in found]
+        places = [holder.place if _is_of_one_sample(holder) else None for holder in found]
         crowded = {
             place for place in places if place is not None and self._is_crowded_out(place, allocation, op)
         }
@@ -378,7 +376,7 @@ class HolderSamples:
         room = self._room(place, next(iter(there.values())), op) if there else None
         if room is None or len(there) <= room:
             return None
-        is_known = {each: holder.inference not in _NOT_THEN for each, holder in there.items()}
+        is_known = {each: not _is_of_one_sample(holder) for each, holder in there.items()}
         known = {each for each, is_sure in is_known.items() if is_sure}
         others = [each for each, is_sure in is_known.items() if not is_sure]
         return known | set(others[len(others) - max(room - len(known), 0) :])
@@ -614,6 +612,10 @@ class HolderSamples:
         if op < first:
             return alive, alive & (sample_ops <= first)
         return alive, alive & (sample_ops > last + 1 if op > last else sample_ops > first)
+
+
+def _is_of_one_sample(holder: Holder) -> bool:
+    return holder.inference is not None and holder.inference.is_of_one_sample
 
 
 def is_small(facts: Facts, allocation: int) -> bool:

@@ -47,7 +47,6 @@ _CONTAINERS: Final = (
 """Functions of Python whose result has no `detach`."""
 _DETACH: Final = ".detach()"
 _GRAPHLESS: Final = ("detach", "item", "tolist", "numpy")
-_FLAG_OF: Final = {FindingKind.OPTIMIZER: ("foreach", "False"), FindingKind.FUSED: ("fused", "True")}
 
 
 class EditLine(TypedDict):
@@ -261,9 +260,12 @@ def _is_tensor(value: ast.expr) -> bool:
 def _deleted(finding: Finding, sources: _Sources) -> Edit | None:
     """A local variable that nothing reads after a line: `del` it below that line."""
     edges, last_used = finding.edges, finding.last_used
-    kinds = FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.ITERATION
     program = sources.program(last_used)
-    if finding.kind not in kinds or program is None or [edge.kind for edge in edges] != [EdgeKind.LOCAL]:
+    if (
+        finding.kind.row.del_order is None
+        or program is None
+        or [edge.kind for edge in edges] != [EdgeKind.LOCAL]
+    ):
         return None
     name, line = edges[0].name, _line_of(last_used)
     scope = program.scope(line)
@@ -348,7 +350,7 @@ def _set_to_none(finding: Finding, sources: _Sources) -> Edit | None:
 def _optimizer_flag(finding: Finding, sources: _Sources) -> Edit | None:
     """An optimizer that the same file makes: the same call with one keyword more."""
     program = sources.program(finding.site)
-    flag = _FLAG_OF.get(finding.kind)
+    flag = finding.kind.row.optimizer_argument
     if flag is None or program is None or program.tree is None:
         return None
     made = _calls_of_optimizers(program.tree)
