@@ -1,4 +1,4 @@
-"""Room that is kept for the words that are due when memory has run out."""
+"""Reserve address space, so that the out-of-memory report can still be written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BYTES_FOR_REPORT: Final = 48 << 20
-"""Bytes: three times the memory for the end of a block, with its breakdown and its page."""
+"""Three times the bytes that memwatch took to end a block and to write its breakdown and its page."""
 
 
 class Reserve:
@@ -24,7 +24,7 @@ class Reserve:
         self._space: mmap.mmap | None = None
 
     def take(self) -> bool:
-        """Take it, if there is so much and it is not taken; return whether it is taken now."""
+        """Reserve the space, and return True. Return False if the process cannot reserve so much."""
         if self._space is not None:
             return True
         with suppress(OSError, ValueError, MemoryError):
@@ -35,7 +35,7 @@ class Reserve:
         return self._space is not None
 
     def release(self) -> None:
-        """Give it back, before work that may need it."""
+        """Free the space, before work that may need it."""
         if self._space is not None:
             self._space.close()
             self._space = None

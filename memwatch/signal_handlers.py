@@ -177,7 +177,7 @@ class _Late:
         self._call = call
 
     def __bool__(self) -> bool:
-        if _is_amid_own_code(sys._getframe(1)):
+        if _is_in_own_code(sys._getframe(1)):
             _add_pending_call(_is_true, self)
         else:
             _late.remove(self)
@@ -185,7 +185,7 @@ class _Late:
         return False
 
 
-def _is_amid_own_code(frame: FrameType | None) -> bool:
+def _is_in_own_code(frame: FrameType | None) -> bool:
     """Return True if memwatch or `contextlib` is the innermost call, or if a callback runs that loses exceptions."""
     if frame is not None and frame.f_code.co_filename.startswith((_FOLDER, contextlib.__file__)):
         return True

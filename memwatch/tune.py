@@ -59,7 +59,9 @@ _VALUES: Final = {
 """The values of each option, in the order in which a setting names its options."""
 _PICKLE: Final = b"\x80"
 _MOST_LINES: Final = 12
+"""Lines of the program that are examined. A guess."""
 _MOST_TENSORS: Final = 20
+"""A line that made more tensors than these at the peak is not examined. A guess."""
 _LEAST_GAIN_RATIO: Final = 0.02
 """Guess: a smaller gain is not worth changing a program for."""
 _POOL: Final = "pool_id"

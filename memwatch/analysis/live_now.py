@@ -153,6 +153,7 @@ def latest_iterations(facts: Facts, count: int) -> list[Iteration]:
 
 
 _LAST_NS: Final = 10_000_000_000
+"""Nanoseconds before the end whose growth the note describes. A guess."""
 
 
 def last_seconds(facts: Facts) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.columns import IntArray
 
-_NUMBER_BYTES = 8
+_NUMBER_BYTES = 8  # bytes of the largest number that Python hands to an op
 _ADD = "aten.add.Tensor"
 _CLONE = "aten.clone.default"
 _MAKES_SPARSE = "aten._sparse_coo_tensor_with_dims_and_tensors.default"

@@ -62,7 +62,7 @@ _LONGEST_SCHEMA_BYTES: Final = 1 << 16
 _LONGEST_VALUE_BYTES: Final = 64 << 20
 """A full chunk has 8 MiB. The longest text is JSON about segments of an allocator: megabytes."""
 _SCHEMA_STEPS: Final = 100_000
-"""Steps of SQLite's machine to read the schema. A capture needs about a hundred."""
+"""Steps of SQLite's machine to read the schema. A capture needs about a hundred. A guess."""
 _STEPS_PER_CALL: Final = 1_000
 """Steps of SQLite's machine between two checks of their number. A guess."""
 _BATCH_ROWS: Final = 256

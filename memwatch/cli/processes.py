@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SECONDS: Final = 10
+"""Seconds that `memwatch attach` records if the user gives no number. A guess."""
 _SILENT_S: Final = 3.0
-"""After how long the user hears that the process does not answer at all; it says why it waits after two."""
+"""Seconds after which the user hears that the process does not answer. After two seconds, a process that answers says
+why it waits. A guess."""
 _POLL_S: Final = 0.02
+"""Seconds between two checks whether the process has answered. A guess."""
 _MODE: Final = "attach"
 _HOME: Final = Path(__file__).parents[2]
 _REMOTE_EXEC: Final = (3, 14)
@@ -44,6 +47,7 @@ except Exception as error:
         file.write(f"{{type(error).__name__}}: {{error}}")
 """
 _MOST_SECONDS: Final = 1e6
+"""The most seconds of one recording, 11 days: longer is a typing error. A guess."""
 
 
 class Attach:

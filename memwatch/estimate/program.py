@@ -242,6 +242,7 @@ _NO_WORKERS: Final = {
 _POSITIONAL: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
 """Arguments of a DataLoader that are given by position; those after them rarely are."""
 _DEVICES_OF_A_HOST: Final = 8
+"""The devices that a program finds on its host, as in most servers. A guess."""
 _NO_REFERENCES: Final = SimpleNamespace(getweakrefs=lambda tensor: [])
 
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from memwatch.report.records.schema import EstimateRecord
 
 _ROWS: Final = 5
+"""Rows of the tables in the summary of an estimate. A guess."""
 _SHOWN: Final = 3
+"""Ops or places that a sentence names. A guess."""
 _ELSEWHERE: Final = "buffers of collectives' libraries, fragmentation"
 
 

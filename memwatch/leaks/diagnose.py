@@ -48,9 +48,9 @@ from memwatch.leaks.excuses import (
     excuse_for,
     exempt_edges,
     identity,
-    is_amid_older,
     latest_references,
     may_have_latest,
+    older_items_follow,
     registers_itself,
     shows_all,
 )
@@ -804,7 +804,7 @@ class HolderSearch:
             work=work,
             is_one_more=is_one_more or cut_at is not None,
             is_replaced=cut_at is not None,
-            is_amid=cut is not None and is_amid_older(snapshot, objects[cut.start], cut),
+            older_items_follow=cut is not None and older_items_follow(snapshot, objects[cut.start], cut),
             is_view=self._is_view(snapshot, made.ref(), nbytes),
             is_result=id(made.ref()) in self._results,
             registers_itself=cut is not None

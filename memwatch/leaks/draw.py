@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from memwatch.kinds.edges import Edge
 
-_WIDTH: Final = 60  # characters of a line in the picture
+_WIDTH: Final = 60  # characters of a line in the picture; a guess
 
 
 class Drawable(Protocol):

@@ -264,10 +264,10 @@ def shows_all(survivor: Survivor) -> int:
     if has_latest(survivor):
         return 0
     is_value = survivor.cut is not None and survivor.cut.edge.kind is EdgeKind.VALUE
-    return 1 if survivor.is_amid or (is_value and not survivor.is_one_more) else _ALL
+    return 1 if survivor.older_items_follow or (is_value and not survivor.is_one_more) else _ALL
 
 
-def is_amid_older(snapshot: Snapshot, owner: object, cut: Step) -> bool:
+def older_items_follow(snapshot: Snapshot, owner: object, cut: Step) -> bool:
     """Return True for an item of a list whose last item is from before the runs: the list got no longer by it.
 
     Unless it was inserted, as into a heap: then no other list has it.
@@ -284,7 +284,7 @@ def may_have_latest(survivor: Survivor, *, per_call: bool) -> bool:
         survivor: the survivor.
         per_call: True if it is one of several calls: then the earlier ones show of a name that it has the latest alone.
     """
-    return survivor.is_amid if per_call else shows_all(survivor) < _ALL
+    return survivor.older_items_follow if per_call else shows_all(survivor) < _ALL
 
 
 def latest_references(explained: Iterable[tuple[Survivor, list[int]]], *, per_call: bool) -> Positions:
@@ -364,6 +364,7 @@ def _take(dead: Counter[tuple[str, int]], survivor: Survivor, *, exactly: bool =
 _END: Final[type] = type(itertools.tee(())[0])
 _BLOCK: Final[type | None] = getattr(itertools, "_tee_dataobject", None)
 _MOST_LISTS: Final = 1_000
+"""Lists whose lengths are remembered. With more of them, the oldest is forgotten. A guess."""
 _ROOM: Final = 4  # places at a time
 
 

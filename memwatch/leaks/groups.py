@@ -527,7 +527,7 @@ def _shown(group: list[Survivor]) -> Survivor:
 def _without_index(shown: Survivor) -> Survivor:
     """Return a survivor without the index of the item of a container that grows: it has items of other calls too."""
     cut = shown.cut
-    if cut is None or not shown.kind.is_reached or shown.in_place or shown.is_amid:
+    if cut is None or not shown.kind.is_reached or shown.in_place or shown.older_items_follow:
         return shown
     owner = cut.edge.owner
     is_grown = owner is not None and owner.kind is VertexKind.CONTAINER and (owner.count or 0) > 1

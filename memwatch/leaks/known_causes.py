@@ -75,6 +75,7 @@ def _is_of_name(survivor: Survivor) -> bool:
 
 
 _MOST_WAYS: Final = 200
+"""Ways that are remembered. With more of them, the oldest is forgotten. A guess."""
 
 
 class KnownCauses:

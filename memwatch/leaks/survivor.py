@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Name = tuple[str | None, int | None]
-"""Which reference of its owner one is: the name or the position, where it has one."""
+"""The name and the position of a reference in its owner; None where it has none."""
 
 
 class Holding(NamedTuple):
@@ -25,7 +25,7 @@ class Holding(NamedTuple):
 
     Attributes:
         place: the device and the holder: equal for storages that one edit would free.
-        slot: which of the holder's references it is: a name, a position.
+        slot: the reference of the holder: its name and its position.
         nbytes: bytes of the storage.
     """
 
@@ -52,12 +52,12 @@ class Survivor:
         main: if the objects of the cycle are in several cycles, the one that gives the cause, with its first
             reference to cut.
         has_more_cycles: True if some cycles that keep it were not searched.
-        branch: the step of the cycle that begins at the object from which the path to the tensor leaves.
+        branch: the number of the step at whose owner the path to the tensor leaves the cycle.
         is_view: True if all tensors over the storage show half of it at most.
         is_result: True if a tensor over the storage has a graph and is no view.
-        is_one_more: True if it is behind the entry of a container that has older entries of its class.
-        is_replaced: True if it is of a replaced parameter that an optimizer keeps.
-        is_amid: True if older items follow its place in a list or array.
+        is_one_more: True if a container has it as a new entry beside older entries of the same class.
+        is_replaced: True for a parameter that the program has replaced, and that an optimizer still keeps.
+        older_items_follow: True if older items follow its place in a list or array.
         registers_itself: True if the target of the reference to cut puts itself there.
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage at the snapshot.
@@ -65,12 +65,12 @@ class Survivor:
         in_place: True if a list or array had its place before, or a bounded container has room for it, and nothing else
             holds it.
         if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
-        work: the function of a thread that holds it, if the runs started the thread: to end the thread frees all that
-            its calls hold, whichever of their variables holds it.
-        key_holder: of an entry of a `WeakKeyDictionary`, the way to its key by which a root keeps the key, if any does;
-            searched for in several calls only.
-        others: the same storage, explained by the holders that keep it once the references to cut are gone; searched
-            for in the first of several calls only.
+        work: the function of the thread that holds it, if the runs started the thread. The end of the thread frees
+            everything that its calls hold, whichever variable holds it.
+        key_holder: for an entry of a `WeakKeyDictionary`, the path by which a root keeps the key of the entry; None if
+            no root keeps it. It is searched for only if there are several calls.
+        others: the same storage, explained by the holders that would still keep it without the references to cut. They
+            are searched for only in the first of several calls.
     """
 
     storage: NewStorage
@@ -90,7 +90,7 @@ class Survivor:
     is_result: bool = False
     is_one_more: bool = False
     is_replaced: bool = False
-    is_amid: bool = False
+    older_items_follow: bool = False
     registers_itself: bool = False
     unreachable: bool = False
     nbytes: int = 0

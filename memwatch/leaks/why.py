@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memwatch.heap.search import Tree
 
 _MAX_PATHS: Final = 8
+"""The most paths that an answer has. A guess."""
 
 
 class NotATensorError(MemwatchError, TypeError):

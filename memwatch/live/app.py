@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from memwatch.live.watch import Figures, State, View, Watch
 
-_BAR_WIDTH = 12
-_CATEGORIES = 7
-_ITERATIONS = 6
-_ENDED_LOOK_S = 0.2
-_HEAD_S = 5.0
+_BAR_WIDTH = 12  # characters of the longest bar; this and the next four are guesses
+_CATEGORIES = 7  # categories that are listed
+_ITERATIONS = 6  # iterations that are listed
+_ENDED_LOOK_S = 0.2  # seconds between two checks whether the program has ended
+_HEAD_S = 5.0  # seconds after which the head of the screen is drawn again
 
 
 class LiveApp(App[None]):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memwatch.job import JobPlace
 
 _LOOK_S: Final = 0.2
+"""Seconds between two checks whether the program has ended. A guess."""
 
 
 class ProgramOutput:

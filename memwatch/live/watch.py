@@ -30,6 +30,7 @@ LEAST_S: Final = 1.0
 SHARE_RATIO: Final = 0.01
 """Largest share of the machine's processor time for the view. A guess."""
 _NICE: Final = 10
+"""The niceness that the viewer adds, so that the program runs first. A guess."""
 
 
 class Pace:
@@ -129,7 +130,9 @@ def _is_alive(pid: int, started_s: float | None) -> bool:
 POINTS: Final = 200
 """Points of the curve. A column of the terminal shows one or a few of them."""
 _LARGEST: Final = 40
+"""Storages that are listed, the largest first. A guess."""
 _ITERATIONS: Final = 20
+"""Iterations that are listed, the latest ones. A guess."""
 
 
 @dataclass(frozen=True)

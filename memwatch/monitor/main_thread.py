@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-_POLL_S = 0.05
+_POLL_S = 0.05  # seconds between two checks whether the main thread has answered; a guess
 
 
 class MainThread:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from memwatch.ranks.figures import Job
 
 MOST_LINES: Final = 64
-"""Of more ranks the chart shows the lowest, the mean and the highest, and the worst rank."""
+"""The most ranks that the chart shows one by one. If there are more, it shows the lowest, the mean, the highest and the
+worst rank. A guess."""
 MOST_DIFFERENCES: Final = 200
+"""Rows of the table of differences. A guess."""
 
 
 def write_page(ranks: Job, path: str | os.PathLike[str], *, source: bool, force: bool) -> Path:

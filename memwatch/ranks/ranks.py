@@ -113,6 +113,7 @@ _OF_SUMMARY: Final = (
 _NUMBERS: Final = (*_OF_META[:3], *_OF_META[4:], *_OF_SUMMARY[1:], "steps", "peak_step")
 SITE: Final = ("category", "module", "what", "line")
 _MOST_NAMED: Final = 8
+"""Ranks that a sentence names. A guess."""
 
 
 def ranks_table(members: Mapping[str, Member]) -> pd.DataFrame:
@@ -266,6 +267,7 @@ def _phrase(names: Sequence[str], members: Mapping[str, Member]) -> str:
 
 _VERSIONS: Final = ("memwatch", "torch", "python")
 _LEAST_SHIFT_NS: Final = 10**9
+"""Nanoseconds by which the clocks of two hosts differ at least, if a note says so. A guess."""
 _FAKE: Final = "fake"
 
 

@@ -31,6 +31,7 @@ VERSION: Final = 1
 MOST_POINTS: Final = 1000
 """Of a longer run a point is the highest of several steps."""
 MOST_SITES: Final = 100
+"""Groups of storages at the peak in a summary, the largest ones. A guess."""
 NAMED: Final = (*OF_TRAINING, *COMMUNICATION)
 """Categories whose names mean the same in all ranks; of the others, the op and the line tell what it is."""
 _SITE: Final = ("category", "module", "what", "line")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,13 +42,20 @@ if TYPE_CHECKING:
     from memwatch.record.tables.storages import Storages
 
 READ, WRITE, RESULT = range(3)
+"""The access of an operand."""
 _STATISTICS = frozenset({"running_mean", "running_var"})
+"""The arguments of batch norm that it writes in training, although its schema does not say so."""
 _KNOWN = frozenset({"aten", "prims"})
-"""Namespaces whose overloads are tagged when they draw random numbers."""
+"""Namespaces in which torch tags every overload that draws random numbers."""
 
 
-Operand: TypeAlias = tuple[int, int, int, int]
-"""Slot, storage, access and size in bytes of one tensor of a call."""
+class Operand(NamedTuple):
+    """One tensor of a call: its place among the operands, its storage, its access, and its bytes."""
+
+    slot: int
+    storage: int
+    access: int
+    nbytes: int
 
 
 class ArgumentRecorder:
@@ -76,7 +83,7 @@ class ArgumentRecorder:
         with disable_torch_function(), disable_torch_dispatch():  # no mode of the program sees these reads
             try:
                 call = self._before(number, kind, args, kwargs, operands, draws=draws)
-            except Exception as error:  # the program goes on; a replay plan will report this op
+            except Exception as error:  # the program goes on; a plan with a replay will report this op
                 pass_on(error)
                 operands.clear()
                 call = json.dumps([[_refusal(error)], [], []])
@@ -87,7 +94,7 @@ class ArgumentRecorder:
                 made = self._after(number, kind, result, operands, draws=draws)
             except Exception as error:
                 of_handler = error if raised_by_handler(error) else None
-                operands[:] = [operand for operand in operands if operand[2] != RESULT]
+                operands[:] = [operand for operand in operands if operand.access != RESULT]
                 made = json.dumps(_refusal(error))
         self.arguments += (number, self._strings(call), self._strings(made), grad)
         for operand in operands:
@@ -115,7 +122,7 @@ class ArgumentRecorder:
     def _after(self, number: int, kind: OpKind, result: Any, operands: list[Operand], *, draws: bool) -> str:
         made = self._results_text(result, operands)
         if _traits(kind.overload).only_allocates:
-            self._blank.update(storage for _, storage, access, _ in operands if access == RESULT)
+            self._blank.update(operand.storage for operand in operands if operand.access == RESULT)
         if draws:
             self.replay_inputs.rng_after[number] = {
                 name: crc32(state) for name, state in self._rng_states().items()
@@ -145,7 +152,7 @@ class ArgumentRecorder:
         def slot_of(tensor: Tensor) -> int:
             slot = self._operand(tensor, RESULT, operands)
             if slot >= 0:
-                number = operands[-1][1]
+                number = operands[-1].storage
                 if number not in self.replay_inputs.inputs:
                     self._made.add(number)
             return slot
@@ -158,7 +165,7 @@ class ArgumentRecorder:
         number = self._storages.number_of(tensor, NONE, BASELINE)
         if number == NONE:
             return NONE
-        operands.append((len(operands), number, access, tensor.untyped_storage().nbytes()))
+        operands.append(Operand(len(operands), number, access, tensor.untyped_storage().nbytes()))
         return len(operands) - 1
 
     def _keep_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Operand]) -> None:
@@ -168,7 +175,8 @@ class ArgumentRecorder:
             if isinstance(item, Tensor) and not unsupported_tensor(item)
         )
         inputs = self.replay_inputs
-        for tensor, (_, number, access, _) in zip(tensors, operands, strict=True):
+        for tensor, operand in zip(tensors, operands, strict=True):
+            number, access = operand.storage, operand.access
             storage = tensor.untyped_storage()
             # A signal handler may raise between two of these lines, so the line that says "done" comes last.
             if number in self._blank:

@@ -4,6 +4,12 @@ A budget such as "60%" is a share of the memory that eager PyTorch takes. So the
 and is measured. Later steps run as planned. The first step of each new plan is measured. If it exceeds the budget, the
 step is planned again with the measured figures. If no plan keeps the budget, a warning has both figures. A second
 warning names code before the first graph, because the budget does not cover it.
+
+A batch may be larger than all batches before it. If the graph has symbolic sizes, `follow` drops the settled plan, and
+`begin_run` plans again for the larger sizes before the graph runs. If the budget is a share, the step runs as eager
+PyTorch does first, because the peak of eager PyTorch is not known for these sizes. If no plan keeps the budget, the
+plans for the smaller sizes stay. If the graph has no symbolic sizes, torch compiles another graph for the larger batch,
+and memwatch plans it like any other graph.
 """
 
 from __future__ import annotations

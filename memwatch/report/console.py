@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 DEFAULT_WIDTH: Final = 100
+"""Characters of a line if the output is no terminal. A guess."""
 BLOCK: Final = "█"
 SLIVER: Final = "▏"
 ELLIPSIS: Final = "…"

@@ -1,4 +1,4 @@
-"""The figures that every view shows: where the peak is, what is in it, how much was saved for backward.
+"""Compute the figures that every view shows: the place of the peak, its content, and the bytes saved for backward.
 
 `repeated_layers` answers how memory saved for backward grows with the number of layers (the question of
 lightning-thunder #871). `describe_meta` has the metadata of a recording as lines of text: command, date, versions,
@@ -52,12 +52,12 @@ BLANK: Final = {
 _NO_BYTES: Final = "No tensor memory was recorded"
 _MATTERS_RATIO: Final = 0.1
 _MATTERS_BYTES: Final = 256 << 20
-"""Memory outside tensors that came in the block is worth a line from this share of RSS and this size on. The imports of
-a program that `memwatch run` records take 70 MiB without a library and 160 MiB with transformers. We measured 20 steps
-of three programs: 490 MiB (55 % of RSS) for a GPT and 540 MiB for a convolution, in freed blocks that malloc keeps, and
-2 GiB (85 %) for fragmented blocks."""
+"""A summary has a line about new memory outside tensors if it is at least this share of RSS and this size. The imports
+of a program that `memwatch run` records take 70 MiB without a library and 160 MiB with transformers. We measured 20
+steps of three programs: 490 MiB (55 % of RSS) for a GPT and 540 MiB for a convolution, in freed blocks that malloc
+keeps, and 2 GiB (85 %) for fragmented blocks."""
 _CLOSE_RATIO: Final = 0.9
-"""A second line with at least this part of the first line's bytes is named beside it. A guess."""
+"""If the second line has at least this part of the first line's bytes, the headline names both. A guess."""
 _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
 VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset(
@@ -99,16 +99,16 @@ class PeakInstant:
     phase: str
     own_line: str = ""
     otherwise: str = "Before the first op"
-    """What is said where neither an op nor a line is known."""
+    """The text if neither an op nor a line is known."""
     is_any: bool = field(default=True, kw_only=True)
-    """Whether there were live bytes: without them no instant is the peak."""
+    """Whether there were live bytes. Without live bytes, no instant is the peak."""
 
     def __str__(self) -> str:
         """The op, its module and its line with the whole path, for people."""
         return self._told(own_place(self.line, self.own_line))
 
     def short(self) -> str:
-        """Return the op, its module and its line, as short as a person says it."""
+        """Return the op, its module and its line, without folders."""
         return self._told(short_own_place(self.line, self.own_line))
 
     def _told(self, place: str) -> str:
@@ -196,14 +196,14 @@ def way_ranks(reading: Reading) -> list[int | None]:
 
 
 def shown_ways(found: pd.DataFrame, most: int) -> tuple[list[int], int]:
-    """Return the rows of the changes that come first, and the one of them whose code is shown.
+    """Return the rows of the changes that a view shows, and the row of the change whose code it shows.
 
-    That is the first change that needs no decision, or the first of all if each needs one. Where it has a later place,
-    it takes the last of the first places.
+    The code of the first change that needs no decision is shown. If each change needs one, it is the first of all. If
+    that change is not among the first ones, it takes the place of the last of them.
 
     Args:
         found: the changes, from `listed_ways`.
-        most: how many changes come first.
+        most: how many changes the view shows.
     """
     ready = found.index[found["decision"] == ""]
     chosen = int(ready[0]) if len(ready) else 0
@@ -299,7 +299,7 @@ def _the_peak(reading: Reading) -> str:
 
 
 def _headline_of_ways(changes: pd.DataFrame, the_peak: str) -> str:
-    """Return the peak with the first change, and the peak with the shown code if that belongs to a later one."""
+    """Return the peak with the first change. If the shown code is of a later change, add the peak with that one."""
     _, chosen = shown_ways(changes, most=len(changes))
     peaks = [format_bytes(int(nbytes)) for nbytes in changes["peak_bytes"]]
     code = words.HEADLINE_CODE.format(peak=peaks[chosen]) if chosen else ""
@@ -359,7 +359,7 @@ def _peak_of_allocation(reading: Reading, event: int, row: pd.Series[int]) -> Pe
 
 
 def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return `bytes_by` lines, told by the program's own line where the work is done in a library."""
+    """Return the bytes by line. For work in a library, it is the line of the program that called the library."""
     places = list(zip(rows["line"].tolist(), rows["own_line"].tolist(), strict=True))
     known = {place: own_place(*place) for place in dict.fromkeys(places)}
     whole = [known[place] for place in places]
@@ -387,8 +387,9 @@ class Recomputed:
     """Bytes at the peak that were computed again."""
 
     instead_bytes: int
-    """The most that the ops of one backward read of what was computed again. To keep it takes no more; it takes less
-    where forward keeps the result of a region anyway, as the input of the next."""
+    """The bytes of recomputed tensors that the ops of one backward read; the most of all backwards. A program that
+    keeps these tensors takes at most as many bytes more. It takes fewer if the forward keeps the result of a region
+    anyway, as the input of the next region."""
 
 
 def recomputed(reading: Reading) -> Recomputed | None:
@@ -440,8 +441,8 @@ class Layers:
     class_name: str
     count: int
     saved_bytes: float
-    """Bytes that one of them keeps at the peak for backward alone. The median: the layer in which the peak lies is
-    different."""
+    """Bytes that one of them keeps at the peak for backward alone: the median, because the layer in which the peak lies
+    keeps more or less."""
 
     inclusive_bytes: float
     """Bytes at the peak that belong to one of them, the median."""

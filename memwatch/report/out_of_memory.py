@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 _ROWS: Final = 4
+"""Rows of each part of the breakdown, and findings. A guess."""
 
 
 def breakdown(

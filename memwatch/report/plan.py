@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 BINS: Final = 2000
+"""Points of the curve of a plan: more than the pixels of a wide screen. A guess."""
 NONE: Final = -1
 """Step of a curve that has ended."""
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 _OPS_NAMED: Final = 4
+"""Ops that one line names. A guess."""
 
 
 class Replayed(Protocol):

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 BAR_WIDTH: Final = 30
+"""Characters of the longest bar. A guess."""
 SHARES_PERCENT: Final = (90, 80, 70, 60, 50, 40, 30)
+"""Budgets that the trade-off tries, in percent of the peak of the program. A guess."""
 TIME_LIMIT_S: Final = 10.0
+"""Seconds that the trade-off may take. A guess."""
 
 
 def plan_summary(

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 _POINTS: Final = 2000
-"""More than the pixels of a figure."""
+"""More than the pixels of a figure. A guess."""
 _MOST_TICKS: Final = 6
+"""Labels of an axis with sizes. A guess."""
 
 
 class Plot:

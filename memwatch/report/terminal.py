@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 BAR_WIDTH: Final = 30
+"""Characters of the longest bar. A guess."""
 FIGURES_WIDTH: Final = 20
 """Characters that a size and a share take of a line."""
 GAP: Final = 2
@@ -75,6 +76,7 @@ SCREEN_LINES: Final = 50
 """Lines of a summary, if no number of rows is given: a guess. Output is often piped, to a place without a height."""
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
+"""Rows of each table, and the fewest if the summary must fit a screen. A guess."""
 FEWEST_FINDINGS: Final = 3
 """A guess: findings say what to change, so more of them are shown than of the rows that only describe the peak."""
 INDENT: Final = 4

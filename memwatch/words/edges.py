@@ -8,7 +8,7 @@ from memwatch.kinds.edges import OWNERS, Edge, EdgeKind, Vertex, VertexKind
 from memwatch.sizes import format_bytes
 from memwatch.words.places import place
 
-_MAX_NAME: Final = 60  # characters of a quoted name
+_MAX_NAME: Final = 60  # characters of a quoted name; a guess
 
 UNKNOWN: Final = "?"
 HIDDEN_MARK: Final = "  [C++, unseen by gc]"

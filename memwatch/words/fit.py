@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST_NAMES: Final = 2
-"""So many modules are named; of more, the first and the last are named. A guess."""
+"""Modules that a text names one by one. If there are more, it names the first and the last. A guess."""
 
 PLAIN: Final = "the program itself"
 
@@ -38,7 +38,7 @@ DETAILS: Final[dict[str, str]] = {
     "backend": " (budget {budget})",
     "policy": " (budget {budget})",
 }
-"""The text after the kind in the name of a way."""
+"""The text that follows the kind in the name of a way."""
 
 LIMIT: Final = "Limit {limit}"
 FITS: Final = "Limit {limit}: the fastest way that fits is {way}, with a peak of {peak}"

@@ -28,7 +28,7 @@ NAMES: Final = {
     StartedAs.PYTHON: ("Python program", "Python programs"),
     StartedAs.FORK: ("fork", "forks"),
 }
-"""One of a kind, and several."""
+"""The words for one process of a kind, and for several."""
 UNSEEN: Final = "{what} started in the block: tensors of other processes are not in this capture."
 ASKED_RECORD: Final = " `memwatch run --children` records them too."
 ASKED_RECORD_BUT: Final = " `memwatch run --children` records them too, but not {what}: {reason}."
@@ -86,7 +86,7 @@ PARTS: Final = {
 """The columns of the table `process` that sum to RSS, in words."""
 ASK_PROCESS: Final = "; `memwatch.process_memory()` in the program shows more of the causes"
 _MUCH_UNKNOWN: Final = 0.1
-"""With a larger share of RSS without a known cause, the sentence names `process_memory`. A guess."""
+"""If a larger share of RSS has no known cause, the sentence names `process_memory`. A guess."""
 _LEAST_SHARE: Final = 0.01
 """Smaller parts are summed up. A guess."""
 
@@ -186,7 +186,7 @@ ASKED: Final = ", and the program requested {nbytes} more"
 FAILED: Final = "in {op}{place}"
 AT: Final = " at {place}"
 BREAKDOWN: Final = {"by category:": "category", "by holder:": "holder_kind", "by line:": "line"}
-"""The parts of the breakdown, each with the column that it is by."""
+"""The parts of the breakdown, each with the column that it groups by."""
 ROW: Final = "  {nbytes:>10}  {what}"
 REST: Final = "  {nbytes:>10}  {count:,} more"
 OF_KIND: Final = "{kind}, most of it: {holder}"
@@ -211,7 +211,7 @@ LARGEST_OBJECTS: Final = (
 
 
 def large_objects_text(nbytes: int, held: int, sampled: int, number: int, holder: str) -> str:
-    """Return who holds large objects that are new or grew.
+    """Return a sentence about the holder of large objects that are new or have grown.
 
     Args:
         nbytes: the new bytes that the holder has.

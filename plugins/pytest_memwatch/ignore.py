@@ -1,4 +1,4 @@
-"""Leaks that do not count: by a rule of the user's, with its reason, or as they may well be caches or machinery."""
+"""Decide which leaks do not count: a rule of the user names them, or they may be caches or the work of test tools."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class IgnoreRule:
     """A rule for leaks that do not count.
 
     Attributes:
-        pattern: shell-style pattern, or plain text that may stand anywhere in the leak.
-        reason: why such a leak does not count; shown in the report.
+        pattern: a shell-style pattern, or a plain text. The plain text matches wherever it occurs in the leak.
+        reason: why such a leak does not count. The report shows it.
     """
 
     pattern: str
@@ -95,6 +95,7 @@ def parse_rules(rules: object) -> tuple[IgnoreRule, ...]:
 
 
 _CACHE_NAME: Final = re.compile(r"cache|memo|lazy|registry|pool", re.IGNORECASE)
+"""Parts of the names of caches, and of classes of caches."""
 _TOOL_NAME: Final = re.compile(r"\bExceptionInfo\b|\b(Magic|Async|NonCallable)*(Mock|MagicProxy)\b")
 """Classes of pytest and unittest.mock that close cycles of their own."""
 _IMPORT_SYSTEM: Final = "<frozen importlib"
@@ -128,8 +129,8 @@ def made_by_machinery(leak: Leak) -> bool:
     """Return True if pytest, mock, the import system or torch closes the cycle, not the code under test.
 
     `with pytest.raises(...) as info` refers to the call it stands in. Every MagicMock refers to itself, and to
-    the arguments it was called with. A module that is imported for the first time below a running call may keep
-    that call's frames until gc comes by (torch.fx does, on the first optimizer step of a process).
+    the arguments it was called with. A module that a running call imports for the first time may keep the frames of
+    that call until gc runs. torch.fx does so in the first optimizer step of a process.
     `torch.jit.script` and `torch.utils._pytree` define functions or classes on each call that refer to themselves, and
     a module that `torch.fx` traces refers to its graph, which refers to the module.
 
@@ -184,7 +185,7 @@ def _written_by_torch(cycle: Iterable[Edge]) -> bool:
 
 
 def _set_anywhere(edge: Edge) -> bool:
-    """Return True for an attribute of an instance: anyone may set it, wherever its class stands."""
+    """Return True for an attribute of an instance, which any code may set."""
     if edge.kind is not EdgeKind.ATTRIBUTE or edge.owner is None:
         return False
     return edge.owner.kind is not VertexKind.FUNCTION and edge.owner.name not in _BUILT_BY_CLASS

@@ -56,7 +56,7 @@ COMMUNICATION: Final = ("communication", "unsharded parameter")
 
 
 def collective_ops(capture: Capture) -> NDArray[np.bool_]:
-    """Return, per op, whether processes communicate in it."""
+    """Return for each op whether processes communicate in it."""
     return _named(capture, _COLLECTIVES)
 
 
@@ -108,7 +108,7 @@ def received_into(capture: Capture, collective: NDArray[np.bool_], named: int) -
 
 
 def for_collectives(capture: Capture, allocations: Allocations, category: Coded) -> NDArray[np.bool_]:
-    """Return, per allocation of a tensor, whether it is there for a collective: one needs it, made or received it.
+    """Return for each allocation of a tensor whether a collective needs it, made it, or received data into it.
 
     This holds for memory with other uses too: autograd may save a collective's result, and a module may take received
     memory.
@@ -152,7 +152,7 @@ _FEWEST_ENDS: Final = 2
 
 
 def idle_inputs(capture: Capture, allocations: Allocations, kept: KeptAcross) -> NDArray[np.bool_]:
-    """Return which allocations are inputs that lie idle for an iteration after a use, as most that the same calls made.
+    """Return which inputs lie idle for an iteration after a use, as most inputs that the same calls made do.
 
     Args:
         capture: the recorded tables.

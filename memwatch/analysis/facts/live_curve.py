@@ -102,8 +102,8 @@ def _peak(capture: Capture, live_bytes: IntArray, time_ns: IntArray) -> int:
     ops, looks = capture.tables["ops"], capture.tables["role_looks"]
     if len(highest) > 1 and len(ops["start_ns"]):
         running = np.searchsorted(ops["start_ns"], time_ns[highest], side="right") - 1
-        is_amid = (running != NONE) & (time_ns[highest] <= ops["end_ns"][running])
-        looked_at = is_amid & np.isin(running, looks["op"][looks["in_op"] == 1])
+        is_in_op = (running != NONE) & (time_ns[highest] <= ops["end_ns"][running])
+        looked_at = is_in_op & np.isin(running, looks["op"][looks["in_op"] == 1])
         searched = looked_at & np.isin(running, capture.tables["holders"]["op"] - 1)
         choice = searched if searched.any() else looked_at
         highest = highest[choice] if choice.any() else highest

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 
-_OUTPUT = ACCESSES.index("output")
+_OUTPUT: Final = ACCESSES.index("output")
 _LONGEST_PASS_OPS: Final = 32
-"""Ops of one pass of a loop over one line, at most. A guess."""
+"""The most ops in one pass of a loop whose body is one line. A guess."""
 
 
 class PassedOn:
@@ -58,8 +58,8 @@ class PassedOn:
     def holder(self, allocation: int, event: int) -> Holder | None:
         """Return the holder of an allocation that torch passes on at an event, or None.
 
-        This is a backward node, an optimizer's step, or a call into C++. It is the evaluation stack of a call of the
-        program if autograd's engine has called it within backward.
+        The holder is a backward node, an optimizer's step, or a call into C++. If autograd's engine called a function
+        of the program within the backward, it is the evaluation stack of that call.
         """
         made, op = int(self._facts.allocations.op[allocation]), self._facts.op_at(event)
         if NONE in (made, op) or made > op:
@@ -97,7 +97,7 @@ class PassedOn:
         return Holder(kind, told, line, subject=subject, evidence=evidence, inference=rule)
 
     def in_compiled_code(self, allocation: int, event: int) -> Holder | None:
-        """Return compiled code as the holder of an allocation, from its birth until the same call or backward ends."""
+        """Return compiled code as the holder while the compiled call or backward that made an allocation still runs."""
         facts = self._facts
         if str(facts.made_by.op_name[allocation]) != COMPILED:
             return None
@@ -186,8 +186,8 @@ class PassedOn:
     def _is_in_one_call(self, made: int, event: int) -> bool:
         """Return True if Python stayed in one call into C++ from the op that made an allocation to the event.
 
-        All ops must have one call stack. At an event between two ops, this includes the next op. A loop over one line
-        has one call stack too: it shows by a module that was called or left, or by ops that repeat.
+        All ops must have one call stack. At an event between two ops, the next op must have it too. A loop whose body
+        is one line also has one call stack. memwatch finds such a loop by calls of modules, or by ops that repeat.
         """
         op = self._facts.op_at(event)
         has_returned = int(self._facts.curve.time_ns[event]) > int(self._ops["end_ns"][op])
@@ -198,7 +198,7 @@ class PassedOn:
         return not (self._is_line_of_program(int(stacks[0])) and _repeats(self._ops["name"][made : op + 1]))
 
     def _is_line_of_program(self, stack: int) -> bool:
-        """Return True where the innermost call of a stack is the program's or a package's: torch's own do not loop."""
+        """Return True if the innermost call of a stack is not torch's: torch's own code has no such loop."""
         frames = self._facts.call_stacks.frames(stack)
         return bool(frames) and frames[0].calls_torch
 
@@ -215,9 +215,9 @@ class PassedOn:
 
 
 def _repeats(names: IntArray) -> bool:
-    """Return True for ops that repeat again and again, like those of a loop over one line.
+    """Return True if ops repeat like those of a loop whose body is one line.
 
-    They are at least two passes and one op more. Fewer ops may as well be one call into C++ that does something
+    There must be at least two passes and one more op. Fewer ops may come from one call into C++ that does something
     twice.
     """
     return any(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _NO_OPS: Final = np.zeros(0, dtype=np.int64)
 _MOST_ALIKE: Final = 8
+"""Allocations of the same calls that are compared, those made next to the allocation first. A guess."""
 
 
 class Births:

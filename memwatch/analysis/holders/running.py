@@ -78,7 +78,7 @@ _GONE = 0  # in place of a line: the call is not on this stack
 _ELSEWHERE = -1  # the stack is that of another thread
 _UNREAD = -2  # nobody asked yet
 _ITERATED = "."
-_FIRST_LOOK_OPS = 4096
+_FIRST_LOOK_OPS = 4096  # ops that the first search reads; each further search reads more. A guess
 
 
 class CallState(Enum):

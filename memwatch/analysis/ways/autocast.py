@@ -44,7 +44,7 @@ _TRANSFORMS: Final = "/torch/_functorch/"
 """The folder of `torch.func` (torch 2.13)."""
 _HALF_DTYPES: Final = ("bfloat16", "float16")
 _LITTLE_RATIO: Final = 0.01
-"""Of the peak increase: less workspace than this changes no peak by more than a way's estimate may differ."""
+"""Of the peak increase: less workspace than this changes no peak by more than a way's estimate may differ. A guess."""
 _LOWER: Final = frozenset((
     "addmm", "addbmm", "baddbmm", "bmm", "mm", "mv", "addmv", "addr", "convolution", "mkldnn_rnn_layer", "_cudnn_rnn",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 _LEAST_SHARE: Final = 1 / 50
-"""A block that saves less than this of all saved bytes is left alone."""
+"""A block that saves a smaller share of all saved bytes gets no checkpoint. A guess."""
 _LARGEST_SHARES: Final = (1 / 2, 1 / 8, 1 / 32)
-"""A block saves at most this share, if smaller blocks can be had.
+"""The largest share of all saved bytes that a block may save, if the model has smaller blocks.
 
 What a block saves is alive again when it is computed again, so a block must not be large; and the inputs of small
 blocks add up. `memwatch fit` measures the first two of these sizes; to simulate one more costs little.
@@ -61,7 +61,7 @@ class SavingModules:
     Args:
         facts: what the capture shows.
         saved: what autograd saved.
-        unrepeatable: modules whose forward cannot run again; blocks are looked for among their children.
+        unrepeatable: modules whose forward cannot run again. The blocks are among their children.
     """
 
     def __init__(self, facts: Facts, saved: SavedTensors, unrepeatable: Collection[int] = ()) -> None:
@@ -94,7 +94,7 @@ class SavingModules:
     def blocks(self) -> list[list[int]]:
         """Return sets of blocks to try: repeated ones, large ones, and smaller ones; each in the order of calls.
 
-        Stages of a model may look like repeated blocks, and have the blocks in them.
+        Stages of a model may look like repeated blocks. The blocks are in them.
 
         If a module is called several times before a backward, each call is a block of its own, which saves a part of
         the module's bytes. So even the model itself may be one.
@@ -137,7 +137,7 @@ class SavingModules:
                 yield from within
 
     def _divide(self, module: int, most_bytes: float, calls: IntArray | None = None) -> Iterator[int]:
-        """Yield the largest modules that save at most so many bytes, or in each call if `calls` are given."""
+        """Yield the largest modules that save at most so many bytes, in each call if `calls` are given."""
         below = [
             each
             for child in self._children.get(module, ())
@@ -255,7 +255,7 @@ _BUFFER: Final = ROLES.index("buffer")
 
 
 class Gap(NamedTuple):
-    """A piece of memory, and the events from which and up to which it is gone, or there is a second one of it."""
+    """An allocation, and the events between which it is gone, or between which it exists twice."""
 
     row: int
     start: int
@@ -268,7 +268,7 @@ class CheckpointedCall:
 
     Attributes:
         gaps: memory that autograd would no longer keep from the forward to the backward.
-        copies: memory that the second forward makes while the first one's is still alive.
+        copies: memory that the second forward makes while the same memory of the first forward is still alive.
         inputs: memory that the checkpoint keeps: allocations from outside that the call reads.
         begin_event: the event at which the call begins.
         again_events: the events before which the module's forward runs again: one in each backward.

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 PARTS: Final = 8
 """Parts of the tokens: a guess. The code in `memwatch.way_lines` has the same number."""
 _LEAST_SHARE: Final = 1 / 4
-"""An allocation below this share of the largest in the forward is not of the logits' size. A guess: logits in half
-precision are 1/2 of it."""
+"""An allocation with a smaller share of the largest allocation of the forward does not have the size of the logits. A
+guess: logits in half precision have 1/2 of it."""
 _READ, _OUTPUT = ACCESSES.index("read"), ACCESSES.index("output")
 _LOSS: Final = "aten.nll_loss_forward.default"
 _LOG_SOFTMAX: Final = "aten._log_softmax.default"
@@ -252,7 +252,7 @@ class _Change:
         in_forward = in_forward[allocations.nbytes[in_forward] >= least_bytes]
         in_backward = in_backward[allocations.nbytes[in_backward] >= least_bytes]
         self._gone += [in_forward, in_backward]
-        # the lines move or leave out rows of the hidden states, so no part copies logits for that, as `reshape` does
+        # the code of the way moves rows of the hidden states instead, so no part copies its logits, as `reshape` does
         in_forward, in_backward = (self._of_parts(rows, loss) for rows in (in_forward, in_backward))
 
         forward_event = self._timeline.event_of(loss.softmax_op)
@@ -294,7 +294,7 @@ class _Change:
         return ChangedBytes(spared - kept, tuple(self._spikes))
 
     def _gradients_of_logits(self, loss: _Loss, ops: IntArray) -> IntArray:
-        """Return the allocations of the backward of the loss: those that its gradients flow through.
+        """Return the allocations that the backward of the loss makes for its gradients.
 
         The program may compute other losses between the head and this one. Their backward is no part of it.
 

@@ -66,8 +66,9 @@ if TYPE_CHECKING:
 _GRADIENT, _INPUT = ROLES.index("gradient"), ROLES.index("input")
 _WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
 _SMALLEST_NUMBER_BYTES: Final = 2
-"""Bytes of a bfloat16 number, the smallest type of a loss. Memory for larger numbers has room for a multiple of as many
-bfloat16 numbers. A single number of 4 to 16 bytes may look like a batch of 2, 4 or 8, which is wrong by its bytes."""
+"""Bytes of a bfloat16 number, the smallest number that a loss may be. The bytes of a larger type are a multiple of
+these 2 bytes, so memory for one number per sample is found for each type. One number of 4 to 16 bytes may be mistaken
+for a batch of 2, 4 or 8 samples. That is an error of at most 16 bytes."""
 _MOST_PARTS: Final = 8
 """The largest number of parts that is tried. A guess."""
 _LITTLE_RATIO: Final = 0.01

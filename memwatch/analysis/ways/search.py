@@ -1,4 +1,4 @@
-"""Search for ways: changes that are simulated on one recording, those that lower the peak most first.
+"""Search for ways: changes of the program, simulated on one recording. The way with the lowest peak comes first.
 
 A way is a change of the program, with the peak that it would have.
 """
@@ -58,8 +58,8 @@ class Way:
         text: the change in a few words.
         peak_bytes: the most live bytes with it.
         time_ratio: duration of the ops with it, relative to that without; NaN if unknown.
-        basis: `simulated` (the recorded allocations and frees, with the change) or `estimated` (the recording does
-            not show the allocations that the changed program makes instead).
+        basis: `simulated` if the recording shows all allocations and frees of the changed program, `estimated` if the
+            changed program makes other allocations, which the recording does not show.
         decision: the decision that you have to make; "" if the results stay the same in every bit.
         lines: the lines of Python that make the change.
         modules: the names of the modules that it changes in their model, joined by `, `; a model itself, and modules

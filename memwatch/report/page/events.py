@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 BINS: Final = 2000
-"""More than the pixels of a wide screen, and few enough to paint at once."""
+"""More than the pixels of a wide screen, and few enough to paint at once. A guess."""
 _ROWS_AT_ONCE: Final = 1 << 20
+"""Rows that are read at a time. A guess."""
 _STRIPS: Final = 200
+"""Parts of the width of the chart, by which two axes are compared. A guess."""
 _MOST_BYTES_RATIO: Final = 0.9
+"""The axis is better that needs more strips for this share of the moved bytes. A guess."""
 SITE_COLUMNS: Final = (
     "category",
     "rule",
@@ -55,6 +58,7 @@ KEPT_STORAGES: Final = 300_000
 """Of more storages than the first, about so many are packed: to pack them all takes gigabytes, to leave most out."""
 MOST_BINS: Final = 2**18
 FEWEST_BINS: Final = 64
+"""The most and the fewest parts of the time in which storages are thinned out. A guess."""
 
 
 def clearer_axis(time_ns: NDArray[np.int64], live_bytes: NDArray[np.int64]) -> Literal["time", "events"]:

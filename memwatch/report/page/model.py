@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 MODEL_VERSION: Final = 1
+"""The version of the format of the page model."""
 PEAK_EXTRA: Final = (
     *("device", "op", "first_use_op", "last_use_op", "death_event", "stack"),
     *("lag_ns", "use_ns", "drag_ns", "void_ns"),
@@ -71,11 +72,12 @@ PEAK_EXTRA: Final = (
 """Columns that the table of the peak shows beside those of `at_peak`."""
 
 STEPS_SHOWN: Final = 2_000
+"""Most iterations that the page lists, those with the highest peaks. A guess."""
 MODULES_SHOWN: Final = 12
-"""Most modules that a finding names."""
+"""Most modules that a finding names. A guess."""
 
 SAVED_ROWS: Final = 20_000
-"""Of a longer table of saved tensors, the page shows only those alive at the peak."""
+"""Of a longer table of saved tensors, the page shows only those alive at the peak. A guess."""
 
 
 @dataclass(frozen=True)

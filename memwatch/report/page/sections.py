@@ -1,4 +1,4 @@
-"""The page's sections on a plan and on leaks, as plain data. Leaks also have a page of their own."""
+"""Return the page's sections about a plan and about leaks as plain data. Leaks also have a page of their own."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 STEPS_SHOWN: Final = 200
-"""Most single moves that one entry lists."""
+"""Most single moves that one entry lists. A guess."""
 _NEIGHBOURS: Final = ("program_step", "program_bytes", "plan_step", "plan_bytes")
 MODEL_VERSION: Final = 1
+"""The version of the format of the page about leaks."""
 _PLACE: Final = re.compile(r"(.+):\d+\b", re.DOTALL)
 
 
@@ -167,13 +168,13 @@ def _tradeoff(plan: Plan, others: Sequence[Plan]) -> list[dict[str, Any]]:
 
 
 def leak_page_model(leaks: Sequence[Leak], *, title: str, source: bool) -> dict[str, Any]:
-    """Turn leaks into what their own page shows: `title`, `totals`, `kinds` and `leaks`."""
+    """Return the content of the page about leaks: its title, and the content of `leak_model`."""
     hide = visible if source else _hider(leaks)
     return {"model": MODEL_VERSION, "title": hide(title), **leak_model(leaks, hide, source=source)}
 
 
 def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str], *, source: bool) -> dict[str, Any]:
-    """Turn leaks into what a section shows: `headline`, `to_do`, `totals`, `kinds` and `leaks`, largest first.
+    """Return the content of a section: `headline`, `to_do`, `totals`, `kinds` and `leaks`, the largest leak first.
 
     Args:
         leaks: the leaks.
@@ -232,12 +233,12 @@ def _sums(leaks: Iterable[Leak]) -> dict[str, Any]:
 
 
 def _repeat(leak: Leak) -> str:
-    """Return the name of the call that each adds this much; "" if the figures are not of each call."""
+    """Return the name of the call if each call adds the bytes of the leak, else ""."""
     return leak.repeat if leak.per_call and leak.every == 1 else ""
 
 
 def _leak(leak: Leak, hide: Callable[[str], str], *, source: bool) -> dict[str, Any]:
-    # a cycle has been kept since its maker let go of it; what is retained says nothing by its age
+    # the program has dropped a cycle, so its age counts; a retained tensor may be meant to live for long
     held = f"{format_duration(leak.held_s * 1e9)} so far" if leak.kind == "cycle" else ""
     return {
         "kind": leak.kind.value,
@@ -249,7 +250,7 @@ def _leak(leak: Leak, hide: Callable[[str], str], *, source: bool) -> dict[str, 
         "holder": hide(leak.holder),
         "reference": hide(leak.reference),
         "site": hide(leak.site or ""),
-        "added_at": hide(leak.added_at) if source else "",  # it shows code
+        "added_at": hide(leak.added_at) if source else "",  # this text contains code
         "tensor": hide(leak.tensor),
         "path": [hide(line) for line in leak.path],
         "path_title": PATH_FROM_ROOT if leak.kind.is_reached else CYCLE,
