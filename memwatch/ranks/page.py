@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from memwatch.kinds.roles import CATEGORIES
-from memwatch.ranks.figures import category_spreads, headline, totals
+from memwatch.ranks.job import category_spreads, headline, totals
 from memwatch.ranks.summary import told_what
 from memwatch.report.page.model import code_reader, files_of, findings_model
 from memwatch.report.page.privacy import PathHider, file_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from memwatch.ranks.figures import Job
+    from memwatch.ranks.job import Job
 
 MOST_LINES: Final = 64
 """The most ranks that the chart shows one by one. If there are more, it shows the lowest, the mean, the highest and the

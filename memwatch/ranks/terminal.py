@@ -8,7 +8,7 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from memwatch.ranks.figures import category_spreads, headline, totals
+from memwatch.ranks.job import category_spreads, headline, totals
 from memwatch.ranks.summary import told_what
 from memwatch.report.console import category_style, clip, head, line_width, middle, name, to_text
 from memwatch.report.terminal import finding_parts
@@ -20,7 +20,7 @@ from memwatch.words.storages import made_name
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from memwatch.ranks.figures import Job
+    from memwatch.ranks.job import Job
 
 _NAME_WIDTH: Final = 28
 _FIGURE_WIDTH: Final = len("999.99 MiB")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from memwatch.report.source import Reading
+    from memwatch.analysis.reading import DeviceReading
 
 SPEEDSCOPE_SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 SPEEDSCOPE_LEVELS: Final = ("category", "module", "op_name", "line")
@@ -42,7 +42,7 @@ class ExportError(MemwatchError):
     """The table or the format does not exist."""
 
 
-def export(reading: Reading, format_name: str, *, table: str = "at_peak") -> str:
+def export(reading: DeviceReading, format_name: str, *, table: str = "at_peak") -> str:
     """Return a reading in another program's format.
 
     Args:
@@ -63,7 +63,7 @@ def export(reading: Reading, format_name: str, *, table: str = "at_peak") -> str
     return FORMATS[format_name](reading)
 
 
-def csv(reading: Reading, table: str = "at_peak") -> str:
+def csv(reading: DeviceReading, table: str = "at_peak") -> str:
     """Return one derived table as CSV; its first column is the index.
 
     Raises:
@@ -75,14 +75,14 @@ def csv(reading: Reading, table: str = "at_peak") -> str:
     return out.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def to_json(reading: Reading) -> str:
+def to_json(reading: DeviceReading) -> str:
     """Return the totals and all derived tables as JSON; a table is a list of columns and a list of rows."""
     tables = {name: _split(_table(reading, name)) for name in DERIVED_BY_NAME}
     notes = [{"kind": kind, "text": text} for kind, text in reading.notes]
     return _dump({"memwatch": __version__, "stats": stats(reading), "notes": notes, "tables": tables})
 
 
-def speedscope(reading: Reading) -> str:
+def speedscope(reading: DeviceReading) -> str:
     """Return the peak as a flame graph for https://www.speedscope.app; weights are bytes."""
     frames: dict[str, int] = {}
     samples, weights = [], []
@@ -110,7 +110,7 @@ def speedscope(reading: Reading) -> str:
     )
 
 
-def chrome_trace(reading: Reading) -> str:
+def chrome_trace(reading: DeviceReading) -> str:
     """Return ops and live bytes for chrome://tracing and https://ui.perfetto.dev (the Trace Event Format)."""
     return _dump(
         {"displayTimeUnit": "ms", "traceEvents": [*_op_events(reading.ops), *counter_events(reading)]}
@@ -154,7 +154,7 @@ def _op_events(ops: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def counter_events(
-    reading: Reading, *, name: str = "live bytes", process: int = 0, entry_us: float = 0.0
+    reading: DeviceReading, *, name: str = "live bytes", process: int = 0, entry_us: float = 0.0
 ) -> list[dict[str, Any]]:
     """Return the live bytes by category after each event of the timeline, as counters of the Trace Event Format.
 
@@ -180,7 +180,7 @@ def counter_events(
     ]
 
 
-def _table(reading: Reading, name: str) -> pd.DataFrame:
+def _table(reading: DeviceReading, name: str) -> pd.DataFrame:
     if name not in DERIVED_BY_NAME:
         raise ExportError(f"{name!r} is not a table; choose one of {', '.join(DERIVED_BY_NAME)}")
     frame: pd.DataFrame = getattr(reading, name)
@@ -197,7 +197,7 @@ def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str) + "\n"
 
 
-FORMATS: Final[dict[str, Callable[[Reading], str]]] = {
+FORMATS: Final[dict[str, Callable[[DeviceReading], str]]] = {
     "csv": csv,
     "json": to_json,
     "speedscope": speedscope,
@@ -244,7 +244,7 @@ def read_trace(path: Path) -> dict[str, Any]:
     return dict(trace)
 
 
-def into_trace(reading: Reading, trace: dict[str, Any], path: Path) -> dict[str, Any]:
+def into_trace(reading: DeviceReading, trace: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a trace with the events of a reading at its end.
 
     Args:
@@ -281,7 +281,7 @@ def trace_bytes(trace: dict[str, Any], *, compressed: bool) -> bytes:
     return gzip.compress(text, mtime=0) if compressed else text
 
 
-def _instants(reading: Reading, process: int, peak_us: float) -> list[dict[str, Any]]:
+def _instants(reading: DeviceReading, process: int, peak_us: float) -> list[dict[str, Any]]:
     """Return the peak and the findings, which are about memory at the peak, as instants at the time of the peak."""
     common = {"ph": "i", "s": "p", "pid": process, "tid": process, "ts": peak_us, "cat": "memwatch"}
     peak = {
@@ -321,7 +321,7 @@ class DatasetError(MemwatchError):
     """The dataset cannot be written."""
 
 
-def write_dataset(reading: Reading, folder: Path, *, force: bool = False) -> list[Path]:
+def write_dataset(reading: DeviceReading, folder: Path, *, force: bool = False) -> list[Path]:
     """Add a reading to a dataset.
 
     Args:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.report.source import Reading
+    from memwatch.analysis.reading import DeviceReading
 
 HELD_ANYWAY: Final = (*KEPT_ON_PURPOSE, "input", "held")
 """Categories whose storages stay alive with or without backward."""
@@ -136,7 +136,7 @@ class SavedForBackward:
         return (self.nbytes - self.held_anyway_bytes) / self.peak_bytes if self.peak_bytes else 0.0
 
 
-def is_recorded(reading: Reading, what: str) -> bool:
+def is_recorded(reading: DeviceReading, what: str) -> bool:
     """Return False for facts that the source of a reading does not record.
 
     A memory snapshot has no uses, for example.
@@ -144,7 +144,7 @@ def is_recorded(reading: Reading, what: str) -> bool:
     return what not in reading.meta.get(NOT_RECORDED, ())
 
 
-def process_text(reading: Reading, *, always: bool = False) -> str:
+def process_text(reading: DeviceReading, *, always: bool = False) -> str:
     """Return a sentence about the process when its RSS was highest; "" if it adds little to the tensors.
 
     Args:
@@ -165,7 +165,7 @@ def process_text(reading: Reading, *, always: bool = False) -> str:
     return parts_text(largest["rss_bytes"], {name: largest[name] for name in PARTS})
 
 
-def evidence_bytes(reading: Reading) -> dict[str, int]:
+def evidence_bytes(reading: DeviceReading) -> dict[str, int]:
     """Return the bytes at the peak by how their holders are known.
 
     The result is empty if holders were not recorded.
@@ -174,7 +174,7 @@ def evidence_bytes(reading: Reading) -> dict[str, int]:
     return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
 
 
-def listed_ways(reading: Reading) -> pd.DataFrame:
+def listed_ways(reading: DeviceReading) -> pd.DataFrame:
     """Return `reading.ways` in the order for people: first the changes after which the program trains as before.
 
     Another optimizer often has the lowest peak of all, and it is the change that costs a user most. A change that a
@@ -188,7 +188,7 @@ def listed_ways(reading: Reading) -> pd.DataFrame:
     return listed
 
 
-def way_ranks(reading: Reading) -> list[int | None]:
+def way_ranks(reading: DeviceReading) -> list[int | None]:
     """Return the place of each change of `reading.ways` in `listed_ways`, from 1; None for one that is left out."""
     listed = [(way.kind, way.lines) for way in listed_ways(reading).itertuples()]
     ways = [(way.kind, way.lines) for way in reading.ways.itertuples()]
@@ -213,12 +213,12 @@ def shown_ways(found: pd.DataFrame, most: int) -> tuple[list[int], int]:
     return shown, chosen
 
 
-def growing(reading: Reading) -> Finding | None:
+def growing(reading: DeviceReading) -> Finding | None:
     """Return the largest finding about memory that each step or pass adds to; None if nothing grows."""
     return next((finding for finding in reading.findings if finding.growth_bytes), None)
 
 
-def cut_off_text(reading: Reading, *, names_error: bool = True) -> str:
+def cut_off_text(reading: DeviceReading, *, names_error: bool = True) -> str:
     """Return a sentence about a recording that ended before the program's work did; "" for a whole recording.
 
     Args:
@@ -243,7 +243,7 @@ def cut_off_text(reading: Reading, *, names_error: bool = True) -> str:
     return words.CUT_OFF.format(ended=ended, when=when)
 
 
-def headline(reading: Reading) -> str:
+def headline(reading: DeviceReading) -> str:
     """Return sentences about the largest part of the peak, its main line and the first change; "" for an empty peak."""
     at_peak = reading.at_peak
     all_bytes = int(at_peak["nbytes"].sum())
@@ -287,13 +287,13 @@ def headline(reading: Reading) -> str:
     return text + sentence.format(peak=format_bytes(way_bytes))
 
 
-def small_growth(reading: Reading) -> Finding | None:
+def small_growth(reading: DeviceReading) -> Finding | None:
     """Return the largest small finding about memory that grows; None if there is none."""
     found = (finding for finding in reading.small_findings if finding.growth_bytes)
     return next(found, None)
 
 
-def _the_peak(reading: Reading) -> str:
+def _the_peak(reading: DeviceReading) -> str:
     """Return the words for the peak, which is not the whole program's if the recording was cut off."""
     return PEAK if reading.cut_off is None else PEAK_SO_FAR
 
@@ -325,7 +325,7 @@ def _percent(rounded: int, nbytes: int, total: int) -> str:
     return ">99" if rounded == 100 and nbytes < total else str(rounded)
 
 
-def peak_instant(reading: Reading) -> PeakInstant:
+def peak_instant(reading: DeviceReading) -> PeakInstant:
     """Return the event at which live bytes are at their maximum, and which the table `at_peak` describes."""
     event = reading.peak_event
     row = reading.part("timeline", ["time_ns", "op", "storage"], [event]).iloc[0]
@@ -348,7 +348,7 @@ def peak_instant(reading: Reading) -> PeakInstant:
     return PeakInstant(event, int(row["time_ns"]), op, *(str(cause[column]) for column in columns))
 
 
-def _peak_of_allocation(reading: Reading, event: int, row: pd.Series[int]) -> PeakInstant:
+def _peak_of_allocation(reading: DeviceReading, event: int, row: pd.Series[int]) -> PeakInstant:
     """Return the instant of a peak where ops are not recorded: by the call of the allocation."""
     storage, time_ns = int(row["storage"]), int(row["time_ns"])
     is_known = storage in reading.part("storages", ()).index
@@ -371,7 +371,7 @@ def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
     return short_named
 
 
-def saved_for_backward(reading: Reading) -> SavedForBackward:
+def saved_for_backward(reading: DeviceReading) -> SavedForBackward:
     """Return the sums over the storages at the peak that hold saved tensors, each counted once."""
     saved, peak = reading.saved, reading.at_peak
     held = peak[peak.index.isin(saved.loc[saved["at_peak"], "storage"])]
@@ -392,7 +392,7 @@ class Recomputed:
     anyway, as the input of the next region."""
 
 
-def recomputed(reading: Reading) -> Recomputed | None:
+def recomputed(reading: DeviceReading) -> Recomputed | None:
     """Return how much backward computes again, or None if it computes nothing again."""
     phase = reading.part("ops", ["phase"], coded=True)["phase"]
     if not (phase == "recompute").any():
@@ -462,7 +462,7 @@ class Layers:
         )
 
 
-def repeated_layers(reading: Reading) -> Layers | None:
+def repeated_layers(reading: DeviceReading) -> Layers | None:
     """Return the repeated modules that save most for backward.
 
     Args:
@@ -492,7 +492,7 @@ def repeated_layers(reading: Reading) -> Layers | None:
     return Layers(f"{key[0]}.*" if key[0] else "*", key[1], count, saved, inclusive, twice_peak_bytes)
 
 
-def only_for_backward(reading: Reading) -> pd.Series[int]:
+def only_for_backward(reading: DeviceReading) -> pd.Series[int]:
     """Return for each module the bytes at the peak that are there for backward alone, with those of its children."""
     modules = reading.modules
     own = own_only_for_backward(reading).reindex(modules.index, fill_value=0)
@@ -521,7 +521,7 @@ def with_rows_below(sizes: list[int], parents: list[int]) -> list[int]:
     return sums
 
 
-def own_only_for_backward(reading: Reading) -> pd.Series[int]:
+def own_only_for_backward(reading: DeviceReading) -> pd.Series[int]:
     """Return the bytes at the peak that are there for backward alone, by the module that saved them.
 
     Their sum is that of `saved_for_backward` without what stays alive anyway: a storage counts for one module.
@@ -533,7 +533,7 @@ def own_only_for_backward(reading: Reading) -> pd.Series[int]:
     return sums
 
 
-def _parameter_bytes(reading: Reading) -> Counter[str]:
+def _parameter_bytes(reading: DeviceReading) -> Counter[str]:
     """Return the bytes of parameters and buffers of each module, including those of its children."""
     return _with_children(reading.modules.index, reading.modules["parameter_bytes"].tolist())
 

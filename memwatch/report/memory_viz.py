@@ -17,8 +17,8 @@ from memwatch.memory_snapshot.write import Snapshot, holds_snapshot, snapshot_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.capture import Capture
-    from memwatch.report.source import Reading
 
 _NO_ADDRESS: Final = 1 << 46
 """Where tensors without memory, as those of an estimate, are put one behind the other: above what programs use."""
@@ -27,7 +27,7 @@ _BIRTH: Final = ("segment_alloc", "alloc")
 _DEATH: Final = ("free_requested", "free_completed", "segment_free")
 
 
-def memory_viz(capture: Capture, readings: Sequence[Reading]) -> Snapshot:
+def memory_viz(capture: Capture, readings: Sequence[DeviceReading]) -> Snapshot:
     """Return the memory snapshot of a capture.
 
     Args:
@@ -62,7 +62,7 @@ def _numbers(devices: set[str]) -> dict[str, int]:
 class _Allocations:
     """The entries and segments of one reading."""
 
-    def __init__(self, reading: Reading, numbers: Mapping[str, int], start_ns: int) -> None:
+    def __init__(self, reading: DeviceReading, numbers: Mapping[str, int], start_ns: int) -> None:
         self._reading, self._numbers, self._start_ns = reading, numbers, start_ns
         columns = ("device", "nbytes", "address", "category", "stack", "birth_event", "death_event")
         rows = reading.storages[reading.storages["counted"]]

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.devices import Failure
-    from memwatch.report.source import Reading
 
 _ROWS: Final = 4
 """Rows of each part of the breakdown, and findings. A guess."""
 
 
 def breakdown(
-    reading: Reading,
+    reading: DeviceReading,
     failure: Failure,
     files: Sequence[str | PathLike[str]],
     *,
@@ -97,7 +97,7 @@ def _wrapped(line: str) -> str:
     )
 
 
-def _moment(reading: Reading, failure: Failure) -> tuple[int, pd.Series[str] | None]:
+def _moment(reading: DeviceReading, failure: Failure) -> tuple[int, pd.Series[str] | None]:
     """Return the event at which an op failed with this error, and the op; else the last event, as the error left."""
     if failure.by_limit:
         return reading.peak_event, None
@@ -137,7 +137,7 @@ def _rows(groups: pd.DataFrame, rows: pd.DataFrame, column: str) -> list[str]:
     return lines
 
 
-def _what_would_help(reading: Reading) -> list[str]:
+def _what_would_help(reading: DeviceReading) -> list[str]:
     findings = list(reading.findings)[:_ROWS]
     if not findings:
         return [words.NO_FINDING]

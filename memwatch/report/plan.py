@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.planner.graph import Graph, Name
     from memwatch.planner.plan import Plan
-    from memwatch.report.source import Reading
 
 BINS: Final = 2000
 """Points of the curve of a plan: more than the pixels of a wide screen. A guess."""
@@ -253,7 +253,7 @@ class Place(NamedTuple):
 class Places:
     """The places of a reading's ops; without a reading an op has the name that the graph gives it."""
 
-    def __init__(self, reading: Reading | None = None) -> None:
+    def __init__(self, reading: DeviceReading | None = None) -> None:
         self._known: dict[Hashable, Place] = {}
         if reading is not None:
             ops = reading.ops

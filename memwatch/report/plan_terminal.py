@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.report.plan import ModuleMoves, Replayed
-    from memwatch.report.source import Reading
 
 BAR_WIDTH: Final = 30
 """Characters of the longest bar. A guess."""
@@ -45,7 +45,7 @@ def plan_summary(
     plan: Plan,
     result: Replayed | None = None,
     *,
-    reading: Reading | None = None,
+    reading: DeviceReading | None = None,
     tradeoff: Sequence[Plan] = (),
     width: int | None = None,
     color: bool | None = None,

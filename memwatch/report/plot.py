@@ -17,7 +17,7 @@ from memwatch.text import visible
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from memwatch.report.source import Reading
+    from memwatch.analysis.reading import DeviceReading
 
 _POINTS: Final = 2000
 """More than the pixels of a figure. A guess."""
@@ -31,7 +31,7 @@ class Plot:
     matplotlib is needed: `pip install matplotlib`.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: DeviceReading) -> None:
         self._reading = reading
 
     def timeline(self, ax: Axes | None = None, **options: Any) -> Axes:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.analysis.facts.places import Call
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from memwatch.report.source import Frame, Reading
+    from memwatch.analysis.reading import DeviceReading
 
 SAMPLE_TYPES: Final = (
     ("alloc_objects", "count"),
@@ -29,12 +30,12 @@ SAMPLE_TYPES: Final = (
 """What each sample counts: all allocations of the block, and the memory that is alive at the peak."""
 DEFAULT_TYPE: Final = "inuse_space"
 
-_AT_ENTRY: Final[Frame] = ("", 0, "[alive at entry]", False)
-_NO_CALL: Final[Frame] = ("", 0, "[no call stack]", False)
+_AT_ENTRY: Final = Call("", 0, "[alive at entry]", False)
+_NO_CALL: Final = Call("", 0, "[no call stack]", False)
 """Frames of memory whose call memwatch did not record; a sample without a frame is dropped by readers."""
 
 
-def pprof(reading: Reading) -> bytes:
+def pprof(reading: DeviceReading) -> bytes:
     """Return a reading as the bytes of a profile, compressed. The samples have the category as a label."""
     message = _Profile()
     for name, unit in SAMPLE_TYPES:
@@ -50,7 +51,7 @@ def pprof(reading: Reading) -> bytes:
     return gzip.compress(message.to_bytes(DEFAULT_TYPE), mtime=0)
 
 
-def _samples(reading: Reading) -> pd.DataFrame:
+def _samples(reading: DeviceReading) -> pd.DataFrame:
     """Return the values of each sample in the order of `SAMPLE_TYPES`, by stack, whether at entry, and category."""
     made = reading.part("storages", ["counted", "stack", "birth_event", "category", "nbytes"], coded=True)
     at_entry = made["birth_event"] < 0
@@ -71,7 +72,7 @@ def _samples(reading: Reading) -> pd.DataFrame:
     return sums
 
 
-def _frames(reading: Reading, stack: int) -> list[Frame]:
+def _frames(reading: DeviceReading, stack: int) -> list[Call]:
     return list(reading.stack(stack)) or [_NO_CALL]
 
 
@@ -88,7 +89,7 @@ class _Profile:
         """Add a value that each sample has."""
         self._fields += _message(1, _number(1, self._string(name)), _number(2, self._string(unit)))
 
-    def add_sample(self, frames: Iterable[Frame], values: Sequence[int], category: str) -> None:
+    def add_sample(self, frames: Iterable[Call], values: Sequence[int], category: str) -> None:
         """Add a sample; its frames are given innermost first."""
         label = _message(3, _number(1, self._string("category")), _number(2, self._string(category)))
         locations = _packed(1, [self._location(file, line, name) for file, line, name, _ in frames])

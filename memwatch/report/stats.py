@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from memwatch.report.source import Reading
+    from memwatch.analysis.reading import DeviceReading
 
 
 _BIN_ENDS: Final = 4 ** np.arange(1, 32)
 
 
-def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
+def stats(reading: DeviceReading, *, top: int = 5) -> dict[str, Any]:
     """Return counts and totals of a reading.
 
     Args:
@@ -78,7 +78,7 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
     }
 
 
-def _sizes(reading: Reading) -> dict[str, int | None]:
+def _sizes(reading: DeviceReading) -> dict[str, int | None]:
     return {
         "peak_bytes": reading.peak_bytes,
         "baseline_bytes": reading.baseline_bytes,
@@ -87,7 +87,7 @@ def _sizes(reading: Reading) -> dict[str, int | None]:
     }
 
 
-def _reserved(reading: Reading) -> dict[str, int | None]:
+def _reserved(reading: DeviceReading) -> dict[str, int | None]:
     held = reading.reserved
     if held is None:
         return {}
@@ -101,7 +101,7 @@ def _reserved(reading: Reading) -> dict[str, int | None]:
 class _Made:
     """The allocations of the block. Columns are loaded one at a time, because a long run has millions of rows."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: DeviceReading) -> None:
         lives = reading.part("storages", ("counted", "birth_event"))
         self._reading = reading
         self._rows = (lives["counted"] & (lives["birth_event"] >= 0)).to_numpy()

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from memwatch.analysis.findings.finding import Finding
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.planner.plan import Plan
     from memwatch.report.plan import Replayed
-    from memwatch.report.source import Reading
 
 BAR_WIDTH: Final = 30
 """Characters of the longest bar. A guess."""
@@ -88,7 +88,7 @@ _EXPLAINED_RATIO: Final = 0.03
 
 
 def summary(
-    reading: Reading,
+    reading: DeviceReading,
     *,
     plan: Plan | None = None,
     result: Replayed | None = None,
@@ -162,7 +162,7 @@ class _Content(NamedTuple):
         return self._replace(rows=count, findings=max(count, self.findings))
 
 
-def _code_lines(reading: Reading) -> int:
+def _code_lines(reading: DeviceReading) -> int:
     """Return how many lines of code the summary shows: those of one change, or none."""
     found = listed_ways(reading)
     if found.empty or growing(reading) is not None:
@@ -191,7 +191,9 @@ def _contents(code_lines: int) -> list[_Content]:
     return contents + [part._replace(with_code=False) for part in (no_lines, no_holders)]
 
 
-def _parts(reading: Reading, content: _Content, line: int, show_all: str | None) -> list[RenderableType]:
+def _parts(
+    reading: DeviceReading, content: _Content, line: int, show_all: str | None
+) -> list[RenderableType]:
     rows = content.rows
     parts: list[RenderableType] = [_headline(reading)]
     if not reading.peak_bytes:
@@ -218,14 +220,14 @@ _MUCH_SAVED_RATIO: Final = 0.5
 """Share of the peak from which checkpoints by hand are worth a sentence. A guess."""
 
 
-def _no_way(reading: Reading) -> str:
+def _no_way(reading: DeviceReading) -> str:
     text = ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")
     ratio = saved_for_backward(reading).share_ratio
     may_checkpoint = ratio >= _MUCH_SAVED_RATIO and recomputed(reading) is None
     return ways.BY_HAND.format(no_way=text, saved=f"{100 * ratio:.0f} %") if may_checkpoint else text
 
 
-def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableType]:
+def _made_of(reading: DeviceReading, content: _Content, line: int) -> list[RenderableType]:
     rows = content.rows
     parts: list[RenderableType] = [_categories(reading, line), *_meanings(reading), ""]
     if content.with_storages:
@@ -241,7 +243,7 @@ def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableT
     return [*parts, _phases(reading)] if is_recorded(reading, "uses") else parts[:-1]
 
 
-def _left_out(reading: Reading, content: _Content, show_all: str | None) -> list[RenderableType]:
+def _left_out(reading: DeviceReading, content: _Content, show_all: str | None) -> list[RenderableType]:
     """Return a line with the names of the tables that are left out; nothing if none is."""
     is_shown = {
         "storages": content.with_storages,
@@ -259,11 +261,11 @@ def _left_out(reading: Reading, content: _Content, show_all: str | None) -> list
     return [Text(text.format(tables=names), style="dim"), _commands(f"{' ' * INDENT}{show_all}")]
 
 
-def _has_modules(reading: Reading) -> bool:
+def _has_modules(reading: DeviceReading) -> bool:
     return bool((reading.modules["inclusive_bytes"] > 0).any())
 
 
-def _has_holders(reading: Reading) -> bool:
+def _has_holders(reading: DeviceReading) -> bool:
     return bool((reading.at_peak["holder"] != "").any())
 
 
@@ -271,7 +273,7 @@ def _title(part: RenderableType) -> RenderableType:
     return Text(part, style="bold") if isinstance(part, str) else part
 
 
-def _headline(reading: Reading) -> Text:
+def _headline(reading: DeviceReading) -> Text:
     at = peak_instant(reading)
     text = Text("Peak ")
     text.append(format_bytes(reading.peak_bytes), style="bold red")
@@ -294,7 +296,7 @@ def _headline(reading: Reading) -> Text:
     return text.append(f"\n{words.PROCESS.format(parts=process)}" if process else "")
 
 
-def _is_entry_and_increase(reading: Reading) -> bool:
+def _is_entry_and_increase(reading: DeviceReading) -> bool:
     """Return True if the peak is the bytes at the start plus the peak increase.
 
     It is not if the block freed memory from before the block, at the peak or when the block's own memory was highest.
@@ -302,7 +304,7 @@ def _is_entry_and_increase(reading: Reading) -> bool:
     return reading.baseline_bytes + reading.peak_increase_bytes == reading.peak_bytes
 
 
-def _sum(reading: Reading) -> str:
+def _sum(reading: DeviceReading) -> str:
     """Return the parts of a peak, as a sum that holds at its instant. It is empty if nothing was alive at the start."""
     if _is_entry_and_increase(reading):
         if not reading.baseline_bytes:
@@ -314,13 +316,13 @@ def _sum(reading: Reading) -> str:
     return words.PEAK_IS_BEFORE_AND_WITHIN.format(before=before, within=made)
 
 
-def _reserved(reading: Reading) -> Text:
+def _reserved(reading: DeviceReading) -> Text:
     """Return a line about what the allocator of an accelerator holds, empty where it keeps nothing."""
     held = reading.reserved
     return Text() if held is None else Text(f"\n{clip(reserved_at_peak_text(held))}")
 
 
-def _other_devices(reading: Reading) -> Text:
+def _other_devices(reading: DeviceReading) -> Text:
     """Return a line for each other device, and how to see what its peak is made of."""
     others = [device for device in reading.devices if device != reading.device]
     text = Text()
@@ -347,11 +349,11 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _share(nbytes: float, reading: Reading) -> str:
+def _share(nbytes: float, reading: DeviceReading) -> str:
     return f"{100 * nbytes / (reading.peak_bytes or 1):.1f} %"
 
 
-def _categories(reading: Reading, line: int) -> Table:
+def _categories(reading: DeviceReading, line: int) -> Table:
     table = _table("Category", "Bytes>", "Share>", "", "Storages>")
     groups = bytes_by(reading.at_peak, "category")
     room = line - FIGURES_WIDTH - _longest(groups.index) - len("Storages") - 2 * GAP
@@ -363,7 +365,7 @@ def _categories(reading: Reading, line: int) -> Table:
     return table
 
 
-def _meanings(reading: Reading) -> list[Text]:
+def _meanings(reading: DeviceReading) -> list[Text]:
     """Explain the larger categories. The headline has explained the largest, unless it is about growth."""
     groups = bytes_by(reading.at_peak, "category")["nbytes"]
     if headline(reading) and growing(reading) is None:
@@ -373,7 +375,7 @@ def _meanings(reading: Reading) -> list[Text]:
     return [Text("; ".join(f"{row.name}: {row.meaning}" for row in told), style="dim")] if told else []
 
 
-def _storages(reading: Reading, rows: int, line: int) -> Table:
+def _storages(reading: DeviceReading, rows: int, line: int) -> Table:
     table = _table("Bytes>", "Share>", "Category", "Name", "Tensor")
     largest = reading.at_peak.head(rows)
     room = line - FIGURES_WIDTH - _longest(largest["category"]) - 2 * GAP
@@ -390,13 +392,13 @@ def _longest(texts: Iterable[str]) -> int:
     return max(map(len, texts), default=0)
 
 
-def _add_rest(table: Table, rest: pd.Series[int], reading: Reading) -> None:
+def _add_rest(table: Table, rest: pd.Series[int], reading: DeviceReading) -> None:
     if len(rest):
         more = name(f"{len(rest):,} more", "dim")
         table.add_row(format_bytes(rest.sum()), _share(rest.sum(), reading), more)
 
 
-def _modules(reading: Reading, rows: int, line: int) -> Table:
+def _modules(reading: DeviceReading, rows: int, line: int) -> Table:
     room = line - FIGURES_WIDTH - 33
     table = _table("Bytes>", "Share>", "Own>", "Only for backward>", "Module", "Class")
     largest = reading.modules[reading.modules["inclusive_bytes"] > 0].sort_values(
@@ -412,7 +414,7 @@ def _modules(reading: Reading, rows: int, line: int) -> Table:
     return table
 
 
-def _lines(reading: Reading, rows: int, width: int) -> Table:
+def _lines(reading: DeviceReading, rows: int, width: int) -> Table:
     table = _table("Bytes>", "Share>", "Line", "Storages>")
     groups = bytes_by_line(reading.at_peak)
     for line, row in groups.head(rows).iterrows():
@@ -422,7 +424,7 @@ def _lines(reading: Reading, rows: int, width: int) -> Table:
     return table
 
 
-def _holders(reading: Reading, rows: int, line: int) -> Table:
+def _holders(reading: DeviceReading, rows: int, line: int) -> Table:
     """Return the bytes of each kind of holder, its largest holder, and that one's bytes if the kind has several."""
     table = _table("Bytes>", "Share>", "Kind", "Largest of these")
     peak = reading.at_peak
@@ -447,7 +449,7 @@ def _commands(lines: str) -> Text:
     return made
 
 
-def _phases(reading: Reading) -> Text:
+def _phases(reading: DeviceReading) -> Text:
     sums = reading.at_peak.groupby("phase")["nbytes"].sum()
     idle = [
         words.IDLE[phase].format(nbytes=format_bytes(sums[phase]))
@@ -459,7 +461,7 @@ def _phases(reading: Reading) -> Text:
     return Text("; ".join([words.IN_USE.format(share=_share(sums.get("use", 0), reading)), *idle]))
 
 
-def _saved(reading: Reading) -> list[Text]:
+def _saved(reading: DeviceReading) -> list[Text]:
     saved = saved_for_backward(reading)
     if not saved.nbytes:
         return []
@@ -474,7 +476,7 @@ def _saved(reading: Reading) -> list[Text]:
     return [text] if layers is None else [text, Text(clip(str(layers)))]
 
 
-def _recomputed(reading: Reading) -> list[Text]:
+def _recomputed(reading: DeviceReading) -> list[Text]:
     again = recomputed(reading)
     if again is None:
         return []
@@ -484,7 +486,7 @@ def _recomputed(reading: Reading) -> list[Text]:
     return [text.append(words.INSTEAD.format(nbytes=instead))]
 
 
-def _code_of(reading: Reading) -> CodeReader:
+def _code_of(reading: DeviceReading) -> CodeReader:
     """Return the reader of the program's lines, if its files are as they were when the run started."""
     return CodeReader(float(reading.meta.get("started_s", 0.0)))
 
@@ -531,7 +533,7 @@ def finding_parts(
     return parts
 
 
-def _small(reading: Reading) -> list[RenderableType]:
+def _small(reading: DeviceReading) -> list[RenderableType]:
     """Return a line about memory that grows a little, and one with the number of other small findings."""
     grown = small_growth(reading)
     count = len(reading.small_findings) - (grown is not None)
@@ -551,12 +553,12 @@ def _told(way: Any) -> str:
     return "; ".join(filter(None, (way.way, ways.time_text(float(way.time_ratio)), way.basis, way.decision)))
 
 
-def _lowered(reading: Reading, peak_bytes: int) -> str:
+def _lowered(reading: DeviceReading, peak_bytes: int) -> str:
     share = f"{(1 - peak_bytes / reading.peak_bytes) * 100:.0f} %"
     return ways.FALL.format(peak=format_bytes(peak_bytes), share=share)
 
 
-def _ways(reading: Reading, most: int, *, with_code: bool) -> list[RenderableType]:
+def _ways(reading: DeviceReading, most: int, *, with_code: bool) -> list[RenderableType]:
     """Return a row for each change that would lower the peak, and the code of one of them."""
     found = listed_ways(reading)
     shown, chosen = shown_ways(found, most)
@@ -584,7 +586,7 @@ def _ways(reading: Reading, most: int, *, with_code: bool) -> list[RenderableTyp
     return parts
 
 
-def _looks(reading: Reading) -> Text:
+def _looks(reading: DeviceReading) -> Text:
     count, time_ns = int(reading.meta.get("holder_samples", 0)), int(reading.meta.get("holder_samples_ns", 0))
     cut = int(reading.meta.get("holder_samples_cut", 0))
     known = words.KNOWN_BY.format(evidence=evidence_text(evidence_bytes(reading)))
@@ -595,7 +597,7 @@ def _looks(reading: Reading) -> Text:
     return Text(f"{known}\n{took}{limit}", style="dim")
 
 
-def _notes(reading: Reading, rows: int) -> list[Text]:
+def _notes(reading: DeviceReading, rows: int) -> list[Text]:
     notes = [Text(clip(f"- {kind}: {text}"), overflow="fold") for kind, text in reading.notes[:rows]]
     if len(reading.notes) > rows:
         notes.append(Text(words.MORE_NOTES.format(count=len(reading.notes) - rows), style="dim"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from memwatch.report.source import Reading
+    from memwatch.analysis.reading import DeviceReading
 
 LEVELS: Final = ("category", "module", "line")
 
@@ -75,7 +75,7 @@ def peak_tree(rows: pd.DataFrame, levels: Sequence[str] = LEVELS, name: str = "p
 
 
 def tree(
-    reading: Reading,
+    reading: DeviceReading,
     *,
     width: int | None = None,
     color: bool | None = None,

@@ -14,7 +14,7 @@ import torch
 import memwatch
 from memwatch.capture.file import add_summary
 from memwatch.cli.main import main
-from memwatch.ranks.ranks import differences
+from memwatch.ranks.job import differences
 from memwatch.ranks.summary import Member, summarise
 from memwatch.report.page.write import json_for_script
 from memwatch.sizes import format_bytes

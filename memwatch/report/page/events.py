@@ -21,7 +21,7 @@ from memwatch.report.page.columns import Block, Words, pack_frame
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwatch.report.source import Reading
+    from memwatch.analysis.reading import DeviceReading
 
 BINS: Final = 2000
 """More than the pixels of a wide screen, and few enough to paint at once. A guess."""
@@ -114,7 +114,7 @@ def peak_keeping_events(
     return np.unique([0, *highest, count - 1])
 
 
-def baseline_by_category(reading: Reading) -> dict[str, int]:
+def baseline_by_category(reading: DeviceReading) -> dict[str, int]:
     """Return the bytes at entry by category; bytes of no known storage are `unknown`."""
     storages = reading.part("storages", ["counted", "birth_event", "category", "nbytes"], coded=True)
     entered = storages[storages["counted"] & (storages["birth_event"] < 0)]
@@ -124,7 +124,7 @@ def baseline_by_category(reading: Reading) -> dict[str, int]:
     return known
 
 
-def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+def live_by_category(reading: DeviceReading, events: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return live bytes of each category after each of these events (rows of the timeline)."""
     of_storage = _of_storage(reading.part("storages", ["category"], coded=True))
     live_bytes = reading.part("timeline", ["live_bytes"])["live_bytes"].to_numpy()
@@ -193,7 +193,7 @@ def number_storages(timeline: pd.DataFrame, storages: pd.DataFrame) -> Numbering
     return Numbering(counted.loc[ordered], len(entered), of_event, is_birth)
 
 
-def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) -> Detail:
+def pack_detail(reading: DeviceReading, words: Words, most_bytes: int = DETAIL_BYTES) -> Detail:
     """Return all events and storages, or as many of them as fit into `most_bytes` of packed text."""
     at_entry, lives = reading.baseline_bytes, reading.part("storages", _OF_LIVES)
     lives = lives.astype({"birth_event": np.int32, "death_event": np.int32})  # numbers of rows
@@ -213,7 +213,7 @@ def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) 
 
 
 def _chosen(
-    reading: Reading, kept: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+    reading: DeviceReading, kept: tuple[NDArray[np.int64], NDArray[np.int64]] | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return timeline and storages, or some rows of both."""
     events, storages = (None, None) if kept is None else map(pd.Index, kept)
@@ -304,7 +304,7 @@ def thin(
 
 
 def thin_rows(
-    reading: Reading, lives: pd.DataFrame, most_storages: int
+    reading: DeviceReading, lives: pd.DataFrame, most_storages: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the numbers of the events and storages that `thin` would keep, without making the tables.
 

@@ -42,7 +42,6 @@ from memwatch.report.page.parts import (
 )
 from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
 from memwatch.report.page.sections import leak_files, leak_model, plan_model
-from memwatch.report.source import retention_edges
 from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
@@ -58,10 +57,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.findings.finding import Finding
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
     from memwatch.report.plan import Replayed
-    from memwatch.report.source import Reading
 
 MODEL_VERSION: Final = 1
 """The version of the format of the page model."""
@@ -91,7 +90,9 @@ class Extras:
     title: str = ""
 
 
-def page_model(reading: Reading, extras: Extras | None = None, *, source: bool = True) -> dict[str, Any]:
+def page_model(
+    reading: DeviceReading, extras: Extras | None = None, *, source: bool = True
+) -> dict[str, Any]:
     """Return what the page of a reading shows.
 
     Args:
@@ -201,7 +202,7 @@ def _is_a_part(share_ratio: float, made_of: dict[str, Any]) -> bool:
 
 
 def _plan(
-    reading: Reading, extras: Extras, words: Words, hide: Callable[[str], str]
+    reading: DeviceReading, extras: Extras, words: Words, hide: Callable[[str], str]
 ) -> dict[str, Any] | None:
     if extras.plan is None:
         return None
@@ -210,14 +211,14 @@ def _plan(
     )
 
 
-def _hider(reading: Reading, extras: Extras, *, source: bool) -> Callable[[str], str]:
+def _hider(reading: DeviceReading, extras: Extras, *, source: bool) -> Callable[[str], str]:
     if source:
         return visible
     hide_paths = PathHider(files_of(reading) | leak_files(extras.leaks))
     return lambda text: visible(hide_paths(text))
 
 
-def _totals(reading: Reading) -> dict[str, Any]:
+def _totals(reading: DeviceReading) -> dict[str, Any]:
     times_ns = reading.part("timeline", ["time_ns"])["time_ns"]
     return {
         "peak_bytes": reading.peak_bytes,
@@ -233,7 +234,7 @@ def _totals(reading: Reading) -> dict[str, Any]:
     }
 
 
-def _devices(reading: Reading) -> list[dict[str, Any]]:
+def _devices(reading: DeviceReading) -> list[dict[str, Any]]:
     return [
         {"name": visible(device), "peak_bytes": reading.on(device).peak_bytes} for device in reading.devices
     ]
@@ -253,7 +254,7 @@ def _peak(at: PeakInstant, hide: Callable[[str], str], *, source: bool, has_time
     }
 
 
-def _categories(reading: Reading) -> list[dict[str, Any]]:
+def _categories(reading: DeviceReading) -> list[dict[str, Any]]:
     sums = bytes_by(reading.at_peak, "category")["nbytes"]
     return [{"name": name, "nbytes": int(sums.get(name, 0))} for name in CATEGORIES]
 
@@ -265,7 +266,7 @@ _WIDE_RATIO: Final = 0.15
 has at least 1,000."""
 
 
-def made_of_model(reading: Reading) -> dict[str, Any]:
+def made_of_model(reading: DeviceReading) -> dict[str, Any]:
     """Return the bar of what the peak is made of: its `parts` from left to right, the `small` ones, and `meanings`.
 
     A part has the name of its category, or of all small parts together, its bytes and its share, and in `start` and
@@ -292,7 +293,7 @@ def made_of_model(reading: Reading) -> dict[str, Any]:
     return {"parts": parts, "small": small, "meanings": meanings, "total_bytes": total}
 
 
-def _overview(reading: Reading) -> dict[str, Any]:
+def _overview(reading: DeviceReading) -> dict[str, Any]:
     timeline = reading.part("timeline", ["time_ns", "live_bytes"])
     time_ns, live = timeline["time_ns"].to_numpy(), timeline["live_bytes"].to_numpy()
     axis = clearer_axis(time_ns, live)
@@ -318,7 +319,7 @@ _BAND_BINS: Final = 500
 """The band is a small chart, and the page has seven figures for each reading in plain: 30 KB for this many. A guess."""
 
 
-def _process(reading: Reading) -> dict[str, Any] | None:
+def _process(reading: DeviceReading) -> dict[str, Any] | None:
     """Return the band of the process; None with fewer readings than a curve needs."""
     process = reading.process
     if len(process) < 2:
@@ -342,13 +343,13 @@ def _process(reading: Reading) -> dict[str, Any] | None:
     }
 
 
-def _shown_steps(reading: Reading) -> pd.DataFrame:
+def _shown_steps(reading: DeviceReading) -> pd.DataFrame:
     """Return the steps that the page shows: of many the highest."""
     steps = reading.steps
     return steps if len(steps) <= STEPS_SHOWN else steps.nlargest(STEPS_SHOWN, "peak_bytes").sort_index()
 
 
-def _steps(reading: Reading) -> list[dict[str, Any]]:
+def _steps(reading: DeviceReading) -> list[dict[str, Any]]:
     starts = _step_starts(reading)
     return [
         {"name": str(step), "op": int(start_op), **starts[step]}
@@ -356,7 +357,7 @@ def _steps(reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
-def _step_starts(reading: Reading) -> dict[Any, dict[str, int]]:
+def _step_starts(reading: DeviceReading) -> dict[Any, dict[str, int]]:
     """Return for each step when it starts: its time, and the first event that is not before it."""
     start_ns = reading.part("ops", ["start_ns"])["start_ns"]
     times_ns = reading.part("timeline", ["time_ns"])["time_ns"].to_numpy()
@@ -371,7 +372,7 @@ def _step_starts(reading: Reading) -> dict[Any, dict[str, int]]:
     }
 
 
-def _step_of_peak(reading: Reading, peak_event: int) -> list[dict[str, int]] | None:
+def _step_of_peak(reading: DeviceReading, peak_event: int) -> list[dict[str, int]] | None:
     """Return when the step that has the peak starts and ends. None if the run has one step, or it was before all."""
     starts = sorted(_step_starts(reading).values(), key=lambda start: start["event"])
     begun = [index for index, start in enumerate(starts) if start["event"] <= peak_event]
@@ -382,13 +383,13 @@ def _step_of_peak(reading: Reading, peak_event: int) -> list[dict[str, int]] | N
     return [*starts[begun[-1] :], end][:2]
 
 
-def code_reader(reading: Reading, *, source: bool) -> CodeReader | None:
+def code_reader(reading: DeviceReading, *, source: bool) -> CodeReader | None:
     """Return the reader of the sources of a run; None where they stay out of the page."""
     return CodeReader(float(reading.meta.get("started_s", 0.0))) if source else None
 
 
 def findings_model(
-    reading: Reading, hide: Callable[[str], str], *, code: CodeReader | None
+    reading: DeviceReading, hide: Callable[[str], str], *, code: CodeReader | None
 ) -> dict[str, Any]:
     """Return what the section of the findings shows beside the peak.
 
@@ -407,7 +408,7 @@ _LABELS: Final = {kind.value: kind.row.label for kind in FindingKind}
 
 
 def _finding(
-    finding: Finding, reading: Reading, hide: Callable[[str], str], code: CodeReader | None
+    finding: Finding, reading: DeviceReading, hide: Callable[[str], str], code: CodeReader | None
 ) -> dict[str, Any]:
     source = code is not None
     edit = None if code is None else edit_of(finding, code)
@@ -416,7 +417,7 @@ def _finding(
     storages = sorted(finding.storages)
     modules = reading.part("storages", ["module"], storages)["module"].unique().tolist()
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
-    edges = [hide(short_places(edge) if source else edge) for edge in retention_edges(finding.path)]
+    edges = [hide(short_places(edge) if source else edge) for edge in filter(None, finding.path.splitlines())]
     if finding.change:  # the page shows the peak above it
         texts["advice"] = hide(CHANGE_SENTENCE.format(change=finding.change))
     return {
@@ -446,7 +447,9 @@ def _edit(edit: Edit | None) -> dict[str, Any] | None:
     return {"place": visible(short_place(edit["site"])), "lines": lines, "code": code}
 
 
-def _ways(reading: Reading, hide: Callable[[str], str], code: CodeReader | None) -> list[dict[str, Any]]:
+def _ways(
+    reading: DeviceReading, hide: Callable[[str], str], code: CodeReader | None
+) -> list[dict[str, Any]]:
     """Return the changes that would lower the peak; `lines` are code, and stay as they are.
 
     The code of one of the first stands open. As in the summary, that change needs no decision, if there is such a one.
@@ -480,7 +483,7 @@ _IN_PARTS: Final = "micro_batches"
 """The change whose code goes in place of the call of `backward()`."""
 
 
-def _backward(reading: Reading, code: CodeReader | None) -> Edit | None:
+def _backward(reading: DeviceReading, code: CodeReader | None) -> Edit | None:
     """Return the only line of the program that calls `backward()`, as removed; None if there are several."""
     if code is None or not is_recorded(reading, "ops"):
         return None
@@ -489,13 +492,13 @@ def _backward(reading: Reading, code: CodeReader | None) -> Edit | None:
     return calls_of_backward(str(lines[0]), code) if len(lines) == 1 and lines[0] else None
 
 
-def _together(reading: Reading) -> int | None:
+def _together(reading: DeviceReading) -> int | None:
     """Return the peak if all findings were fixed; every finding holds the same figure."""
     findings = reading.findings
     return findings[0].together_peak_bytes if len(findings) > 1 else None
 
 
-def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str, Any]:
+def _blocks(reading: DeviceReading, words: Words, code: CodeReader | None) -> dict[str, Any]:
     saved, stacks = reading.saved, reading.part("storages", ["stack"])["stack"].unique()
     if len(saved) > SAVED_ROWS:
         saved = saved[saved["at_peak"]]
@@ -518,7 +521,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     }
 
 
-def _modules(reading: Reading) -> pd.DataFrame:
+def _modules(reading: DeviceReading) -> pd.DataFrame:
     """Return the table of modules for the page. A row includes its children also where `Reading.modules` does not.
 
     `saved_bytes` has all that backward reads. The page shows the bytes that are there for backward alone instead, as
@@ -534,13 +537,13 @@ def _modules(reading: Reading) -> pd.DataFrame:
     return modules
 
 
-def _death_ops(reading: Reading, death_event: pd.Series[int]) -> NDArray[np.int64]:
+def _death_ops(reading: DeviceReading, death_event: pd.Series[int]) -> NDArray[np.int64]:
     """Return the last op that had started when each storage died; -1 for storages that are alive at the end."""
     op = reading.part("timeline", ["op"])["op"].to_numpy()
     return np.where(death_event < 0, -1, op[death_event])
 
 
-def files_of(reading: Reading) -> set[str]:
+def files_of(reading: DeviceReading) -> set[str]:
     """Return the source files that texts of a reading may name."""
     frames = (
         frame

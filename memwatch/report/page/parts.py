@@ -23,10 +23,10 @@ from memwatch.words.places import cell_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from memwatch.report.source import Reading
+    from memwatch.analysis.reading import DeviceReading
 
 
-def pack_phases(reading: Reading, words: Words) -> Block:
+def pack_phases(reading: DeviceReading, words: Words) -> Block:
     """Return the stretches of ops with the same phase and step: the first op, the phase and the step of each.
 
     A stretch ends before the first op of the next one.
@@ -95,7 +95,7 @@ class Stacks(TypedDict):
     node: Packed
 
 
-def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Stacks:
+def pack_stacks(reading: DeviceReading, stack_ids: Iterable[int], words: Words) -> Stacks:
     """Return the stacks with some ids as a tree. Negative ids mean that the stack is unknown."""
     nodes: dict[tuple[int, _OwnedFrame], int] = {}
     innermost: dict[int, int] = {}
@@ -116,7 +116,7 @@ def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Sta
     )
 
 
-def own_lines(reading: Reading, stack_ids: Iterable[int]) -> set[tuple[str, int]]:
+def own_lines(reading: DeviceReading, stack_ids: Iterable[int]) -> set[tuple[str, int]]:
     """Return file and number of each line on some stacks that is code of the program, not of a package."""
     return {
         (file, line)
@@ -126,7 +126,7 @@ def own_lines(reading: Reading, stack_ids: Iterable[int]) -> set[tuple[str, int]
     }
 
 
-def _frames(reading: Reading, stack_id: int) -> list[_OwnedFrame]:
+def _frames(reading: DeviceReading, stack_id: int) -> list[_OwnedFrame]:
     owners = reading.code_owners(stack_id)
     return [(*frame[:3], owner) for frame, owner in zip(reading.stack(stack_id), owners, strict=True)]
 
@@ -159,7 +159,7 @@ class Uses(TypedDict):
     op: Packed
 
 
-def pack_uses(reading: Reading, storages: Sequence[int]) -> Uses:
+def pack_uses(reading: DeviceReading, storages: Sequence[int]) -> Uses:
     """Return the ops that used some storages. The first storages with at most `MOST_USES` uses together are included.
 
     Args:

@@ -37,12 +37,12 @@ from memwatch.words.places import place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.kinds.edges import Vertex
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
     from memwatch.report.page.columns import Words
     from memwatch.report.plan import ModuleMoves, Replayed
-    from memwatch.report.source import Reading
 
 STEPS_SHOWN: Final = 200
 """Most single moves that one entry lists. A guess."""
@@ -53,7 +53,7 @@ _PLACE: Final = re.compile(r"(.+):\d+\b", re.DOTALL)
 
 
 def plan_model(
-    reading: Reading,
+    reading: DeviceReading,
     plan: Plan,
     *,
     tradeoff: Sequence[Plan] | None,

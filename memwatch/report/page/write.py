@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from memwatch.analysis.compare import Comparison
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
     from memwatch.report.plan import Replayed
-    from memwatch.report.source import Reading
 
 _BETWEEN_BACKTICKS: Final = re.compile(r"`([^`]+)`")
 ASSETS: Final = files("memwatch.report.page") / "assets"
@@ -223,7 +223,7 @@ def diff_model(compared: Comparison, *, old: str, new: str) -> dict[str, Any]:
 
 
 def html(
-    reading: Reading,
+    reading: DeviceReading,
     path: str | os.PathLike[str],
     *,
     plan: Plan | None = None,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.compare import Comparison
     from memwatch.analysis.findings.finding import Finding
+    from memwatch.analysis.reading import DeviceReading
     from memwatch.planner.plan import Plan
     from memwatch.report.plan import Replayed
     from memwatch.report.records.schema import (
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
         TreeRecord,
         WayRecord,
     )
-    from memwatch.report.source import Reading
 
 _STORAGE: Final = ("nbytes", "category", "name", "tensor", "module", "op_name", "line")
 _HELD: Final = (*_STORAGE, "phase", "holder", "holder_kind", "holder_evidence")
@@ -43,7 +43,7 @@ class UnknownEventError(MemwatchError):
     """The timeline does not have the event that the caller named."""
 
 
-def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
+def summary_record(reading: DeviceReading, *, rows: int = 8) -> SummaryRecord:
     """Return what the peak is made of, with all findings and changes that would lower it.
 
     Args:
@@ -68,7 +68,7 @@ def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
     }
 
 
-def _readings(reading: Reading) -> ReadingsRecord | None:
+def _readings(reading: DeviceReading) -> ReadingsRecord | None:
     process = reading.process
     if process.empty:
         return None
@@ -77,7 +77,7 @@ def _readings(reading: Reading) -> ReadingsRecord | None:
     return {"entry": rows[0], "largest": largest, "last": rows[-1], "readings": len(rows)}
 
 
-def holders_record(reading: Reading, *, rows: int = 20, matching: str = "") -> list[HeldStorageRecord]:
+def holders_record(reading: DeviceReading, *, rows: int = 20, matching: str = "") -> list[HeldStorageRecord]:
     """Return the largest storages at the peak with their holders.
 
     If `matching` is given, only storages with this text in a column other than the size. Case does not count.
@@ -90,12 +90,12 @@ def holders_record(reading: Reading, *, rows: int = 20, matching: str = "") -> l
     return found
 
 
-def findings_record(reading: Reading, *, rows: int | None = None) -> list[FindingRecord]:
+def findings_record(reading: DeviceReading, *, rows: int | None = None) -> list[FindingRecord]:
     """Return the findings: memory that is alive without need, largest first."""
     return [_finding(finding) for finding in reading.findings[:rows]]
 
 
-def ways_record(reading: Reading, *, rows: int | None = None) -> list[WayRecord]:
+def ways_record(reading: DeviceReading, *, rows: int | None = None) -> list[WayRecord]:
     """Return the changes of the program that would lower the peak, the lowest peak first.
 
     The summary lists them in another order, their `rank`: another optimizer comes last there.
@@ -108,7 +108,7 @@ def ways_record(reading: Reading, *, rows: int | None = None) -> list[WayRecord]
     return found
 
 
-def live_record(reading: Reading, event: int | None = None, *, rows: int = 20) -> LiveRecord:
+def live_record(reading: DeviceReading, event: int | None = None, *, rows: int = 20) -> LiveRecord:
     """Return the live storages just after an event of the timeline; by default the event of the peak.
 
     Raises:
@@ -131,7 +131,7 @@ def live_record(reading: Reading, event: int | None = None, *, rows: int = 20) -
     }
 
 
-def tree_record(reading: Reading, levels: Sequence[str] = LEVELS) -> TreeRecord:
+def tree_record(reading: DeviceReading, levels: Sequence[str] = LEVELS) -> TreeRecord:
     """Return the peak as a tree, split by columns of `at_peak`."""
     return _branch(peak_tree(reading.at_peak, levels))
 
@@ -141,7 +141,7 @@ def _branch(node: Node) -> TreeRecord:
     return {"name": node.name, "nbytes": node.nbytes, "count": node.count, "children": children}
 
 
-def _peak(reading: Reading) -> PeakRecord:
+def _peak(reading: DeviceReading) -> PeakRecord:
     at = peak_instant(reading)
     return {
         "device": reading.device,
