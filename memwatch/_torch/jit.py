@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -41,13 +41,21 @@ _ParameterDict: Final[Any] = _script.take("torch._C.ParameterDict", None)
 _BufferDict: Final[Any] = _script.take("torch._C.BufferDict", None)
 
 
-def tensors_of_script_module(inside: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield (``parameter`` or ``buffer``, name, tensor) of the C++ module inside a scripted one."""
+class ScriptTensor(NamedTuple):
+    """A parameter or a buffer of a scripted module."""
+
+    is_parameter: bool
+    name: str
+    tensor: Any
+
+
+def tensors_of_script_module(inside: Any) -> Iterator[ScriptTensor]:
+    """Yield the parameters and buffers of the C++ module inside a scripted one."""
     if type(inside) is not _Inside or not _script.complete:
         return
-    for role, table in (("parameter", _ParameterDict), ("buffer", _BufferDict)):
+    for is_parameter, table in ((True, _ParameterDict), (False, _BufferDict)):
         for name, tensor in table(inside).items():
-            yield role, name, tensor
+            yield ScriptTensor(is_parameter, name, tensor)
 
 
 Future: Final[Any] = Part("searches for leaks skip tensors that torch futures hold").take(

@@ -9,7 +9,7 @@ import weakref
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -21,7 +21,7 @@ from memwatch.devices import adapter_of
 from memwatch.errors import MemwatchError
 from memwatch.heap.classes import derives, of_classes
 from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
-from memwatch.replay.measure import record_allocator_events
+from memwatch.replay.measure import AllocatorEvent, record_allocator_events
 from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-AllocatorEvent: TypeAlias = tuple[int, int, int]
-"""Time (ns), address and signed bytes of an allocation or a free."""
 _ERRORS_ONLY: Final = 2  # c10's log level
 
 
@@ -171,15 +169,15 @@ class _Older:
         for address, nbytes in self.by_address.items():
             times = [found[address] for found in (died, first_ns) if address in found]
             if times:
-                freed.append((min(times), address, -nbytes))
+                freed.append(AllocatorEvent(min(times), address, -nbytes))
         seen: set[int] = set()
         known: list[AllocatorEvent] = []
         for event in events:
-            is_of_older = event[1] not in seen and event[2] < 0
-            seen.add(event[1])
+            is_of_older = event.address not in seen and event.nbytes < 0
+            seen.add(event.address)
             if not is_of_older:
                 known.append(event)
-        return sorted([*freed, *known], key=lambda event: event[0])
+        return sorted([*freed, *known], key=lambda event: event.time_ns)
 
 
 @contextlib.contextmanager

@@ -88,8 +88,10 @@ def results_of(future: Any) -> list[Any]:
 def _scripted(module: Any) -> list[NativeEdge]:
     inside = (instance_dict(module) or {}).get("_c")
     return [
-        NativeEdge(EdgeKind.PARAMETER if role == "parameter" else EdgeKind.BUFFER, tensor, name, hidden=False)
-        for role, name, tensor in tensors_of_script_module(inside)
+        NativeEdge(
+            EdgeKind.PARAMETER if each.is_parameter else EdgeKind.BUFFER, each.tensor, each.name, hidden=False
+        )
+        for each in tensors_of_script_module(inside)
     ]
 
 

@@ -46,8 +46,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
-Site = tuple[str, int, str]
-"""File, line and function that made a storage."""
+
+class Site(NamedTuple):
+    """A line of the program that made a storage."""
+
+    file: str
+    line: int
+    function: str
 
 
 @dataclass(slots=True, eq=False)
@@ -483,7 +488,7 @@ def user_lines() -> tuple[Site | None, Site | None]:
             return found, None
         is_passing = hands_on(frame.f_code, frame.f_lasti)
         if not is_passing and (owner.calls_torch or owner is CodeOwner.PYTHON):
-            line = file, frame.f_lineno, frame.f_code.co_name
+            line = Site(file, frame.f_lineno, frame.f_code.co_name)
             if not owner.calls_torch:
                 within_python = within_python or line
             elif found is not None:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import fx
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     Arguments = tuple[list[Value], dict[str, Value]]
+
+
+class AllocatorEvent(NamedTuple):
+    """An allocation or a free of a device's allocator. The bytes of a free are negative."""
+
+    time_ns: int
+    address: int
+    nbytes: int
 
 
 @dataclass
@@ -124,7 +132,7 @@ def can_measure() -> bool:
     return profiler.EVENTS_WORK and not profiler.is_running() and not profiler.is_watched()
 
 
-def _stretches(events: list[tuple[int, int, int]], mark: dict[int, int], names: list[str]) -> list[Stretch]:
+def _stretches(events: list[AllocatorEvent], mark: dict[int, int], names: list[str]) -> list[Stretch]:
     """Return the stretches between marks, given the number of the mark at each address."""
     # a mark lives until the stop, so it is the last allocation at its address
     last = {
@@ -145,8 +153,8 @@ def _stretches(events: list[tuple[int, int, int]], mark: dict[int, int], names: 
     return found
 
 
-def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
-    """Return (time, address, signed bytes) of every allocation and free on the device, in order of time."""
+def _events(roots: list[Value], device: str) -> list[AllocatorEvent]:
+    """Return every allocation and free on the device, in order of time."""
     wanted = torch.device(device)
     found = []
     waiting = list(roots)
@@ -156,12 +164,12 @@ def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
         if profiler.is_allocation(node) and node.extra_fields.device.type == wanted.type:
             fields = node.extra_fields
             if wanted.index is None or wanted.type == "cpu" or fields.device.index == wanted.index:
-                found.append((node.start_time_ns, fields.ptr, fields.alloc_size))
-    found.sort(key=lambda event: event[0])
+                found.append(AllocatorEvent(node.start_time_ns, fields.ptr, fields.alloc_size))
+    found.sort(key=lambda event: event.time_ns)
     return found
 
 
-def _peak(events: list[tuple[int, int, int]]) -> int:
+def _peak(events: list[AllocatorEvent]) -> int:
     """Return the most bytes live at once; the free of a block allocated before the measurement is ignored."""
     open_bytes: dict[int, int] = {}
     level = peak = 0
@@ -175,15 +183,15 @@ def _peak(events: list[tuple[int, int, int]]) -> int:
 
 
 @contextlib.contextmanager
-def record_allocator_events(device: str) -> Iterator[list[tuple[int, int, int]]]:
-    """Yield a list. At the end of the block it is filled with (time, address, signed bytes) of a device's events.
+def record_allocator_events(device: str) -> Iterator[list[AllocatorEvent]]:
+    """Yield a list. At the end of the block it is filled with the events of a device.
 
     Raises:
         MemwatchError: a profiler is running already, or this torch reports no allocator events.
     """
     if profiler.is_running():
         raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
-    found: list[tuple[int, int, int]] = []
+    found: list[AllocatorEvent] = []
     with without_kineto_lines():
         leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
     try:
