@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,70 @@ _ENUMS_OF_KINDS: Final = {
 }
 
 
+_OF_ONE_MODULE: Final = {
+    "memwatch._torch.cpu": "private names of torch",
+    "memwatch.analysis.findings.search": "the search, which knows all rules for findings",
+    "memwatch.analysis.findings.stale": "one kind of finding, with its own events",
+    "memwatch.analysis.ways.autocast": "one change of a program",
+    "memwatch.analysis.ways.loss_in_parts": "one change of a program",
+    "memwatch.analysis.ways.sparse_gradients": "one change of a program",
+    "memwatch.analysis.ways.unread_gradients": "one change of a program",
+    "memwatch.cli.activation": "runs at the start of every Python, so it imports nothing that takes time",
+    "memwatch.cli.captures": "the verbs that read a capture, which the command line loads by name",
+    "memwatch.cli.mcp_tools": "the only module that imports mcp",
+    "memwatch.devices.pretended": "a CUDA device without a GPU, with C++ code of its own",
+    "memwatch.heap.known_ways": "part of heap/, beside the other searches",
+    "memwatch.leaks.draw": "the only module that imports graphviz",
+    "memwatch.live.app": "the only module that imports textual",
+    "memwatch.memory_snapshot.plain_pickle": "decides which files are safe to read",
+    "memwatch.monitor.table": "the only module of the monitor that imports pandas",
+    "memwatch.planner.recompute.retention": "the only module of recompute/ that imports OR-tools",
+    "memwatch.ranks.page": "one view of a job",
+    "memwatch.ranks.terminal": "one view of a job",
+    "memwatch.record.holders.sample": "the searches of one sample; the sampler decides when",
+    "memwatch.record.python.packs": "the counterpart of src/saved.h",
+    "memwatch.record.torch_records": "what memwatch knows of DDP, FSDP and autocast",
+    "memwatch.replay.budget_keeper": "the states of a step, without FX graphs",
+    "memwatch.replay.step_budget": "the gradients that count as part of a budget",
+    "memwatch.report.memory_viz": "one output format",
+    "memwatch.report.out_of_memory": "a report that must need little memory",
+    "memwatch.report.plot": "the only module of report/ that draws with matplotlib",
+    "memwatch.report.pprof": "one output format",
+}
+"""The modules of which one other module imports one name, each with the reason for a file of its own."""
+
+
+def test_a_module_with_one_user_has_a_reason_for_a_file_of_its_own():
+    """If one other module imports one name of a module, the two tell one story, and the file would only hide that."""
+    graph = _graph()
+    alone = set()
+    for module in graph.modules:
+        users = graph.find_modules_that_directly_import(module)
+        if len(users) == 1 and not graph.find_children(module):
+            (user,) = users
+            # a package that passes names on is not a user
+            if not graph.find_children(user) and len(_names_imported(user, module)) == 1:
+                alone.add(module)
+    assert alone == set(_OF_ONE_MODULE)
+
+
+@functools.cache
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph("memwatch", exclude_type_checking_imports=False, cache_dir=None)
+
+
+def _names_imported(user: str, module: str) -> set[str]:
+    package, _, name = module.rpartition(".")
+    path = Path(memwatch.__file__).parents[1].joinpath(*user.split(".")).with_suffix(".py")
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == module:
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == package:
+            found |= {each.name for each in node.names if each.name == name}
+    return found
+
+
 def test_no_modules_import_each_other_in_a_circle():
     """If one module imports another, the other does not import it.
 
@@ -34,7 +99,7 @@ def test_no_modules_import_each_other_in_a_circle():
     The contract in pyproject.toml compares siblings. If a package imports its own submodule, and the submodule
     imports the package, only this test notices.
     """
-    graph = grimp.build_graph("memwatch", exclude_type_checking_imports=False, cache_dir=None)
+    graph = _graph()
     imports = networkx.DiGraph(
         (module, imported)
         for module in graph.modules
