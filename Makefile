@@ -55,8 +55,9 @@ site: $(VENV)/.installed  ## the documentation as a site: out/site/index.html
 	$(INSTALL) -e '.[docs]'
 	$(RUN) mkdocs build --strict --quiet
 
-schema: $(VENV)/.installed  ## write the C++ header of the tables from the schema again
+schema: $(VENV)/.installed  ## write the C++ header and the Python rows of the tables from the schema again
 	$(RUN) memwatch.capture.docs header > memwatch/record/native/src/schema.h
+	$(RUN) memwatch.capture.docs rows > memwatch/capture/rows.py.new && mv memwatch/capture/rows.py.new memwatch/capture/rows.py
 
 opinfo: $(VENV)/.installed-test  ## the whole op database of torch, plainly and observed (long)
 	$(VENV)/bin/python reports/opinfo.py

@@ -1,7 +1,8 @@
-"""Generate `docs/tables.md` and the C++ header `schema.h` from the schema.
+"""Generate `docs/tables.md`, the C++ header `schema.h` and the module `rows.py` from the schema.
 
 `python -m memwatch.capture.docs` prints the page, which lists every table and column. `python -m memwatch.capture.docs
-header` prints the header, which has a struct for each table that C++ appends rows to.
+header` prints the header, which has a struct for each table that C++ appends rows to. `python -m memwatch.capture.docs
+rows` prints the module, which has a named tuple for each table whose rows Python writes or reads one by one.
 
 The native recorder names the fields of these structs where it fills them, in their order. So C++ no longer compiles
 after you rename, reorder or remove a column that it fills. A new column is 0 in every row until C++ fills it. To notice
@@ -80,6 +81,24 @@ TABLES_OF_CPP: Final = (
     "unpacks",
 )
 """The tables whose rows C++ appends."""
+TABLES_OF_PYTHON: Final = (
+    "resizes",
+    "role_looks",
+    "modules",
+    "mode_changes",
+    "compiled_calls",
+    "compiled_nodes",
+    "recomputes",
+    "steps",
+    "process",
+    "process_parts",
+    "edges",
+    "vertices",
+    "arguments",
+    "operands",
+)
+"""The tables whose rows have a named tuple. The recorder in Python appends plain tuples to the tables of C++, and to
+`roles`, `calls` and `holders`: a named tuple takes ten times as long, and their rows are many."""
 _HEADER_HEAD: Final = f"""\
 // Generated from memwatch/capture/schema.py by `make schema`: change the schema, not this file.
 //
@@ -96,6 +115,18 @@ namespace memwatch {{
 constexpr int64_t kNone = {NONE};
 """
 _HEADER_TAIL: Final = "\n}  // namespace memwatch\n"
+_ROWS_HEAD: Final = '''\
+"""Rows of recorded tables as named tuples.
+
+Generated from memwatch/capture/schema.py by `make schema`: change the schema, not this file. `docs/tables.md` says what
+each column means. Times are ticks of the recorder's clock: the flush turns a field `start_ticks` into the column
+`start_ns`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+'''
 
 
 def tables_page() -> str:
@@ -137,6 +168,23 @@ def schema_header() -> str:
     return f"{_HEADER_HEAD}{enums}{rows}{_HEADER_TAIL}"
 
 
+def rows_module() -> str:
+    """Return the text of the module with the named tuples."""
+    classes = []
+    for name in TABLES_OF_PYTHON:
+        table = RECORDED_BY_NAME[name]
+        fields = "".join(f"    {_field(column)}: int{_ignore(column)}\n" for column in table.columns)
+        classes.append(
+            f'\n\nclass {_camel(name)}Row(NamedTuple):\n    """A row of the table `{name}`."""\n\n{fields}'
+        )
+    return _ROWS_HEAD + "".join(classes)
+
+
+def _ignore(column: Column) -> str:
+    """Return a comment for a type checker if the name of a column is that of a method of tuples, which it hides."""
+    return "  # type: ignore[assignment]" if hasattr(tuple, column.name) else ""
+
+
 def _enum(name: str, words: tuple[str, ...], doc: str) -> str:
     members = ", ".join(f"k{name}{_camel(word)}" for word in words)
     return f"\n/// {doc}\nenum {name} : int64_t {{ {members} }};\n"
@@ -152,8 +200,9 @@ def _field(column: Column) -> str:
 
 
 def _camel(words: str) -> str:
-    return "".join(word.capitalize() for word in words.split())
+    return "".join(word.capitalize() for word in words.replace("_", " ").split())
 
 
 if __name__ == "__main__":
-    sys.stdout.write(schema_header() if sys.argv[1:] == ["header"] else tables_page())
+    _texts = {"header": schema_header, "rows": rows_module}
+    sys.stdout.write(_texts.get(" ".join(sys.argv[1:]), tables_page)())

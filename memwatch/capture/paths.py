@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final
 
+from memwatch.capture.rows import EdgesRow, VerticesRow
 from memwatch.capture.schema import NONE
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.own_code import CodeOwner, code_owner
@@ -54,22 +55,24 @@ class PathTables:
             number = next(self._path_numbers)
             rows: list[int] = []
             for depth, edge in enumerate(path):
-                rows += (number, depth, *self._edge_row(edge))
+                rows += self._edge_row(number, depth, edge)
             # vertices, edges, then the number: a flush, or a handler of a signal that raises, may come in between
             self._edge_rows += rows
             self._paths[path] = number
         return number
 
-    def _edge_row(self, edge: Edge) -> tuple[int, ...]:
-        return (
-            edge.kind.value,
-            self._text(edge.name),
-            _number(edge.position),
-            self._vertex(edge.owner),
-            self._vertex(edge.reader),
-            self._text(edge.file),
-            _number(edge.line),
-            int(code_owner(edge.file)) if edge.file else NONE,
+    def _edge_row(self, path: int, depth: int, edge: Edge) -> EdgesRow:
+        return EdgesRow(
+            path=path,
+            depth=depth,
+            kind=edge.kind.value,
+            name=self._text(edge.name),
+            position=_number(edge.position),
+            owner=self._vertex(edge.owner),
+            reader=self._vertex(edge.reader),
+            file=self._text(edge.file),
+            line=_number(edge.line),
+            code=int(code_owner(edge.file)) if edge.file else NONE,
         )
 
     def _vertex(self, vertex: Vertex | None) -> int:
@@ -80,20 +83,20 @@ class PathTables:
             inner = self._vertex(vertex.inner)
             number = next(self._vertex_numbers)
             shape = None if vertex.shape is None else _BETWEEN_SIZES.join(map(str, vertex.shape))
-            self._vertex_rows += (
-                number,
-                vertex.kind.value,
-                self._text(vertex.name or None),
-                self._text(vertex.file),
-                _number(vertex.line),
-                _number(vertex.count),
-                _number(vertex.limit),
-                _number(vertex.nbytes),
-                self._text(shape),
-                self._text(vertex.dtype or None),
-                self._text(vertex.thread or None),
-                self._text(vertex.library or None),
-                inner,
+            self._vertex_rows += VerticesRow(
+                vertex=number,
+                kind=vertex.kind.value,
+                name=self._text(vertex.name or None),
+                file=self._text(vertex.file),
+                line=_number(vertex.line),
+                count=_number(vertex.count),
+                limit=_number(vertex.limit),
+                nbytes=_number(vertex.nbytes),
+                shape=self._text(shape),
+                dtype=self._text(vertex.dtype or None),
+                thread=self._text(vertex.thread or None),
+                library=self._text(vertex.library or None),
+                inner=inner,
             )
             self._vertices[vertex] = number
         return number
@@ -109,50 +112,49 @@ def _number(value: int | None) -> int:
 def read_paths(capture: Capture) -> dict[int, Path]:
     """Return the paths of a capture by number; those are missing whose rows were never written."""
     vertices = _read_vertices(capture)
-    columns = [column.tolist() for column in capture.tables["edges"].values()]
+    table = capture.tables["edges"]
+    edges = map(EdgesRow, *(table[name].tolist() for name in EdgesRow._fields))
     text = _Texts(capture.strings)
     found: dict[int, Path] = {}
-    for number, rows in itertools.groupby(zip(*columns, strict=True), key=lambda row: row[0]):
+    for number, rows in itertools.groupby(edges, key=lambda row: row.path):
         found[number] = tuple(
             Edge(
-                _EDGE_KINDS.get(kind, EdgeKind.REFERENCE),
-                text(name),
-                _optional(position),
-                vertices.get(owner),
-                file=text(file),
-                line=_optional(line),
-                reader=vertices.get(reader),
-                is_own=None if code == NONE else code == CodeOwner.PROGRAM,
-                is_torchs=code == CodeOwner.TORCH,
+                _EDGE_KINDS.get(row.kind, EdgeKind.REFERENCE),
+                text(row.name),
+                _optional(row.position),
+                vertices.get(row.owner),
+                file=text(row.file),
+                line=_optional(row.line),
+                reader=vertices.get(row.reader),
+                is_own=None if row.code == NONE else row.code == CodeOwner.PROGRAM,
+                is_torchs=row.code == CodeOwner.TORCH,
             )
-            for _, _, kind, name, position, owner, reader, file, line, code in rows
+            for row in rows
         )
     return found
 
 
 def _read_vertices(capture: Capture) -> dict[int, Vertex]:
-    columns = [column.tolist() for column in capture.tables["vertices"].values()]
+    table = capture.tables["vertices"]
     text = _Texts(capture.strings)
     found: dict[int, Vertex] = {}
     levels: dict[int, int] = {}
-    for number, kind, name, file, line, count, limit, nbytes, shape, dtype, thread, library, inner in zip(
-        *columns, strict=True
-    ):
-        sizes = text(shape)
-        levels[number] = levels.get(inner, 0) + 1
-        found[number] = Vertex(
-            _VERTEX_KINDS.get(kind, VertexKind.OBJECT),
-            text(name) or "",
-            text(file),
-            _optional(line),
-            _optional(count),
-            _optional(limit),
-            _optional(nbytes),
-            None if sizes is None else tuple(int(size) for size in sizes.split() if size.isdecimal()),
-            text(dtype) or "",
-            text(thread) or "",
-            found.get(inner) if levels[number] <= _MOST_LEVELS else None,
-            text(library) or "",
+    for row in map(VerticesRow, *(table[name].tolist() for name in VerticesRow._fields)):
+        sizes = text(row.shape)
+        levels[row.vertex] = levels.get(row.inner, 0) + 1
+        found[row.vertex] = Vertex(
+            _VERTEX_KINDS.get(row.kind, VertexKind.OBJECT),
+            name=text(row.name) or "",
+            file=text(row.file),
+            line=_optional(row.line),
+            count=_optional(row.count),
+            limit=_optional(row.limit),
+            nbytes=_optional(row.nbytes),
+            shape=None if sizes is None else tuple(int(size) for size in sizes.split() if size.isdecimal()),
+            dtype=text(row.dtype) or "",
+            thread=text(row.thread) or "",
+            inner=found.get(row.inner) if levels[row.vertex] <= _MOST_LEVELS else None,
+            library=text(row.library) or "",
         )
     return found
 

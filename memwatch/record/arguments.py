@@ -16,6 +16,7 @@ from torch import Tensor
 
 from memwatch._torch.dispatch import base_name_of, schema_of
 from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
+from memwatch.capture.rows import ArgumentsRow, OperandsRow
 from memwatch.capture.schema import NONE
 from memwatch.devices import devices_in_use
 from memwatch.encoding import (
@@ -96,9 +97,17 @@ class ArgumentRecorder:
                 of_handler = error if raised_by_handler(error) else None
                 operands[:] = [operand for operand in operands if operand.access != RESULT]
                 made = json.dumps(_refusal(error))
-        self.arguments += (number, self._strings(call), self._strings(made), grad)
+        self.arguments += ArgumentsRow(
+            op=number, call=self._strings(call), result=self._strings(made), grad=grad
+        )
         for operand in operands:
-            self.operands += (number, *operand)
+            self.operands += OperandsRow(
+                op=number,
+                slot=operand.slot,
+                storage=operand.storage,
+                access=operand.access,
+                nbytes=operand.nbytes,
+            )
         if of_handler is not None:  # the op has run, so it has its rows first
             raise of_handler
         return result

@@ -16,6 +16,7 @@ from memwatch._torch.dynamo import (
     loaded_eval_frame,
 )
 from memwatch._torch.jit import TRACERS, tracing_state
+from memwatch.capture.rows import CompiledCallsRow, CompiledNodesRow
 from memwatch.patches import Patches
 from memwatch.record.clock import ticks
 from memwatch.record.tables.rows import Rows
@@ -111,10 +112,12 @@ class CompiledCalls:
         try:
             if self._begun is not None:
                 start, first, module, stack = self._begun
-                self.rows += (start, ticks(), module, stack)
+                self.rows += CompiledCallsRow(
+                    start_ticks=start, end_ticks=ticks(), module=module, stack=stack
+                )
                 last = next_sequence_nr() - 1
                 if last >= first:
-                    self.nodes += (first, last, module, stack)
+                    self.nodes += CompiledNodesRow(first=first, last=last, module=module, stack=stack)
         finally:
             self._resume()
 

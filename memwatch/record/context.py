@@ -21,6 +21,7 @@ from torch.optim import optimizer as torch_optimizer
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
 from memwatch._torch.modules import BUFFERS, PARAMETERS, module_call, set_module_call
+from memwatch.capture.rows import ModeChangesRow, StepsRow
 from memwatch.capture.schema import NONE
 from memwatch.containers import LISTS
 from memwatch.errors import MemwatchError
@@ -212,7 +213,7 @@ class Modes:
         is_training = module_dict(module).get("training")
         if type(is_training) is bool and self._is_training.setdefault(number, is_training) != is_training:
             self._is_training[number] = is_training
-            self.rows += (number, self._op_counter[0], int(is_training))
+            self.rows += ModeChangesRow(module=number, op=self._op_counter[0], training=int(is_training))
 
 
 def _own_lists(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -501,7 +502,7 @@ class Context:
             if module == NONE:
                 self.top, self.optimizing = top, optimizing
                 name = self._strings(f"{class_name(type(optimizer))}.step")
-                self.steps += (start_op, ticks(), name, self._op_counter[0])
+                self.steps += StepsRow(op=start_op, time_ticks=ticks(), name=name, end_op=self._op_counter[0])
                 break
         with self._harmless:
             self._storages.record_deaths()  # the step's own temporaries

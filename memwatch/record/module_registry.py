@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import nn
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.capture.rows import ModulesRow
 from memwatch.capture.schema import NONE, PLACES_OF_MODULES
 from memwatch.heap.classes import is_a
 from memwatch.heap.frames import read_locals
@@ -354,7 +355,14 @@ class ModuleRegistry:
     def _append(self, number: int, state: int = KNOWN) -> None:
         """Append a row with the present facts about a module."""
         name, kind = self._strings(self._names[number]), self._strings(self._classes[number])
-        self._rows += (number, name, kind, self._parents[number], self._op_counter[0], state)
+        self._rows += ModulesRow(
+            module=number,
+            name=name,
+            class_name=kind,
+            parent=self._parents[number],
+            op=self._op_counter[0],
+            state=state,
+        )
 
 
 def _modules_in_construction(frame: FrameType | None) -> set[int]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import torch
 
+from memwatch.capture.rows import ProcessPartsRow, ProcessRow
 from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
 from memwatch.devices import NOTE_KIND, adapter_of, devices_in_use
@@ -239,7 +240,11 @@ class ProcessSampler:
         Args:
             at_bound: whether the block begins or ends now. Then there are always both rows.
         """
-        self.rows += (ticks(), self._process.memory_info().rss, psutil.virtual_memory().available)
+        self.rows += ProcessRow(
+            time_ticks=ticks(),
+            rss_bytes=self._process.memory_info().rss,
+            available_bytes=psutil.virtual_memory().available,
+        )
         self._job_place.look()
         self.read_parts(at_bound=at_bound)
 
@@ -257,7 +262,14 @@ class ProcessSampler:
                     if python is None
                     else (python.used_bytes, python.arena_bytes - python.used_bytes)
                 )
-                self.parts += (ticks(), rss_bytes, file_bytes, used, free, malloc.free_bytes)
+                self.parts += ProcessPartsRow(
+                    time_ticks=ticks(),
+                    rss_bytes=rss_bytes,
+                    file_bytes=file_bytes,
+                    python_bytes=used,
+                    python_free_bytes=free,
+                    malloc_free_bytes=malloc.free_bytes,
+                )
         self._parts_from_s = time.monotonic() + (time.thread_time() - before_s) / _PARTS_CPU_RATIO
 
 

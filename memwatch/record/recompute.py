@@ -37,6 +37,7 @@ from memwatch._torch.checkpoint import (
     recomputed_tensors,
 )
 from memwatch._torch.modes import disable_torch_function
+from memwatch.capture.rows import RecomputesRow
 from memwatch.capture.schema import NONE
 from memwatch.patches import Patches
 from memwatch.record.compilers import is_tracing
@@ -260,7 +261,9 @@ class Recomputes:
             self._context.top, self._context.recomputing, self._context.thread = run.before
             self._has_context.release()
         region = run.region
-        self._runs += (run.start_op, self._op_counter[0], region.sequence, region.stack)
+        self._runs += RecomputesRow(
+            start_op=run.start_op, end_op=self._op_counter[0], sequence=region.sequence, stack=region.stack
+        )
         self._note_kept(region.frame())
         if self.on_end is not None:
             self.on_end()

@@ -26,6 +26,7 @@ from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.modes import disable_torch_function
 from memwatch._torch.modules import BUFFERS, FUNCTIONAL_CALL_CODE, PARAMETERS
+from memwatch.capture.rows import RoleLooksRow
 from memwatch.capture.schema import NONE
 from memwatch.heap.classes import class_ids
 from memwatch.heap.module_tables import module_dicts
@@ -266,7 +267,9 @@ class RoleEnds:
             now = self._op_counter[0] - in_op
             told = sum(1 << role for role in self._told(frame))
             roles_now = self._roles_now(large, told, now + (in_op and is_over))
-            self._looks += (now, int(in_op), ticks(), least_bytes, told)
+            self._looks += RoleLooksRow(
+                op=now, in_op=int(in_op), time_ticks=ticks(), least_bytes=least_bytes, roles=told
+            )
             if self._end_all_but(roles_now, large.values(), told, now) or not in_op:
                 self._owners.registry.note_moves()
 
@@ -294,7 +297,13 @@ class RoleEnds:
                     alive.number for each in map(address_of, tensors) if (alive := live.get(each)) is not None
                 }
                 if expected <= found:
-                    self._looks += (self._op_counter[0] - 1, 1, ticks(), 0, 1 << role)
+                    self._looks += RoleLooksRow(
+                        op=self._op_counter[0] - 1,
+                        in_op=1,
+                        time_ticks=ticks(),
+                        least_bytes=0,
+                        roles=1 << role,
+                    )
 
     def end(self, storage: int, role: int) -> None:
         """Note that a storage loses a role now, between two ops."""

@@ -1,10 +1,11 @@
-"""C++ appends rows by structs that are the schema's."""
+"""C++ appends rows by structs, and Python by named tuples, that are the schema's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from memwatch.capture.docs import TABLES_OF_CPP, schema_header
+from memwatch.capture import rows
+from memwatch.capture.docs import TABLES_OF_CPP, rows_module, schema_header
 from memwatch.capture.schema import RECORDED_BY_NAME
 
 HEADER = Path(__file__).parents[2] / "memwatch" / "record" / "native" / "src" / "schema.h"
@@ -13,6 +14,11 @@ HEADER = Path(__file__).parents[2] / "memwatch" / "record" / "native" / "src" / 
 def test_the_header_is_fresh():
     """The header equals the output of `python -m memwatch.capture.docs` (`make schema`)."""
     assert HEADER.read_text(encoding="utf-8") == schema_header()
+
+
+def test_the_named_tuples_are_fresh():
+    """The module equals the output of `python -m memwatch.capture.docs rows` (`make schema`)."""
+    assert Path(rows.__file__).read_text(encoding="utf-8") == rows_module()
 
 
 def test_a_struct_has_a_field_for_every_column_in_order():

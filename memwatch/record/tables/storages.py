@@ -23,6 +23,7 @@ from torch import Tensor
 from memwatch._torch.tensors import TENSOR_DICT, data_address_of, device_of, untyped_storage_of
 from memwatch._torch.tensors import address_of as storage_address
 from memwatch._torch.tensors import address_of_storage_of as address_of
+from memwatch.capture.rows import ResizesRow
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 from memwatch.errors import MemoryLimitError
@@ -447,7 +448,13 @@ class Storages:
             watched.nbytes = nbytes
             if watched.__class__ is WatchedTensor:  # else its next tensor would count as a new storage
                 watched.address = address
-            self.resizes += (watched.number, self._op_counter[0], ticks(), nbytes, address)
+            self.resizes += ResizesRow(
+                storage=watched.number,
+                op=self._op_counter[0],
+                time_ticks=ticks(),
+                nbytes=nbytes,
+                address=address,
+            )
             if account.live_bytes > account.watch_bytes:
                 self.above_watched(watched.device, max(more_bytes, 0))
         except (NotImplementedError, RuntimeError) as error:
