@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import os
@@ -195,6 +196,9 @@ def answers(kinds: list[str], every: int) -> dict[str, Any]:
             if number % every:
                 continue
             torch.manual_seed(0)
+            # The instant of a collection depends on memwatch's own objects. Garbage of the programs before would be
+            # part of the peak at one commit, and not at the other one.
+            gc.collect()
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
                     found[f"{kind}: {name}"] = run()
@@ -260,7 +264,7 @@ def main() -> int:
     for name in different:
         print(f"{name}\n  {old}: {first[name]}\n  {new}: {after.get(name, 'not run')}")
     print(
-        f"{len(first)} programs: {len(first) - len(unsure) - len(different)} equal, {len(different)} different,"
+        f"{len(first)} programs: {len(first) - len(unsure) - len(different)} equal, {len(different)} different"
     )
     print(f"{len(unsure)} not repeatable at {old}: {', '.join(unsure) or 'none'}")
     return 1 if different else 0
