@@ -14,7 +14,7 @@ import importlib
 
 _NAMES = frozenset({
     "copy_with_workspace", "give_back", "hold", "memory_snapshot", "pinned_bytes", "record_history", "reset_peaks",
-    "set_limit", "snapshot", "stats", "take",
+    "set_limit", "set_outside", "set_pool", "snapshot", "stats", "take",
 })  # fmt: skip
 """Names of the backend. `pickle` tries any name in all modules, which must not load the device."""
 

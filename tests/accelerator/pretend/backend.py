@@ -28,6 +28,7 @@ torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
 snapshot, record_history = _pretend.snapshot, _pretend.record_history
 pinned_bytes, take, give_back = _pretend.pinned_bytes, _pretend.take, _pretend.give_back
 set_limit, hold = _pretend.set_limit, _pretend.hold
+set_outside, set_pool = _pretend.set_outside, _pretend.set_pool
 
 
 def index(device) -> int:

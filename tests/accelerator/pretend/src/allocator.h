@@ -69,10 +69,14 @@ class Allocator final : public c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     const std::lock_guard<std::recursive_mutex> guard(mutex_);
     const size_t limit = of(device).limit;
-    return {limit - reserved(device), limit};
+    return {limit - taken(device), limit};
   }
 
   void set_limit(c10::DeviceIndex device, size_t nbytes) { of(device).limit = nbytes; }
+  /// Let others have so many bytes of a device: another process, or a library without this allocator.
+  void set_outside(c10::DeviceIndex device, size_t nbytes) { of(device).outside = nbytes; }
+  /// Give the next blocks of a device memory of a pool.
+  void set_pool(c10::DeviceIndex device, c10::MempoolId_t pool) { of(device).pool = pool; }
   /// Begin a history, or end it.
   void record_history(bool recorded) {
     const std::lock_guard<std::recursive_mutex> guard(mutex_);
@@ -94,6 +98,8 @@ class Allocator final : public c10::DeviceAllocator {
     Segments segments;
     DeviceStats stats;
     size_t limit = std::numeric_limits<int64_t>::max();
+    size_t outside = 0;
+    c10::MempoolId_t pool = {0, 0};
     std::vector<Entry> history;
   };
 
@@ -107,10 +113,10 @@ class Allocator final : public c10::DeviceAllocator {
     const std::lock_guard<std::recursive_mutex> guard(mutex_);
     const size_t nbytes = rounded(requested, kRounding);
     complete_frees(device);
-    auto place = of(device).segments.best_fit(stream, nbytes);
+    auto place = of(device).segments.best_fit(stream, of(device).pool, nbytes);
     if (!place) {
       make_room(device, stream, segment_bytes(nbytes), requested);
-      place = of(device).segments.add(stream, nbytes);
+      place = of(device).segments.add(stream, of(device).pool, nbytes);
       count(device, &DeviceStats::segment, place.segment->small, 1);
       count(device, &DeviceStats::reserved_bytes, place.segment->small, place.segment->nbytes);
       note(device, {"segment_alloc", reinterpret_cast<size_t>(place.address), place.segment->nbytes, stream});
@@ -179,16 +185,16 @@ class Allocator final : public c10::DeviceAllocator {
 
   /// See that the device has so many bytes for another segment.
   void make_room(c10::DeviceIndex device, c10::StreamId stream, size_t nbytes, size_t requested) {
-    if (reserved(device) + nbytes <= of(device).limit) {
+    if (taken(device) + nbytes <= of(device).limit) {
       return;
     }
     ++of(device).stats.num_alloc_retries;
     empty(device);
-    if (reserved(device) + nbytes <= of(device).limit) {
+    if (taken(device) + nbytes <= of(device).limit) {
       return;
     }
     ++of(device).stats.num_ooms;
-    const size_t left = of(device).limit - std::min(of(device).limit, reserved(device));
+    const size_t left = of(device).limit - std::min(of(device).limit, taken(device));
     note(device, {"oom", left, requested, stream});
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(requested), allocated(device), reserved(device),
                                      c10::Device(kType, device));
@@ -252,6 +258,7 @@ class Allocator final : public c10::DeviceAllocator {
 
   size_t allocated(c10::DeviceIndex device) { return of(device).stats.allocated_bytes[0].current; }
   size_t reserved(c10::DeviceIndex device) { return of(device).stats.reserved_bytes[0].current; }
+  size_t taken(c10::DeviceIndex device) { return reserved(device) + of(device).outside; }
   OfDevice& of(c10::DeviceIndex device) { return devices_.at(device); }
 
   std::recursive_mutex mutex_;

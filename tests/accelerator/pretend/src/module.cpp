@@ -60,7 +60,7 @@ py::dict shown(c10::DeviceIndex device, const char* address, const Segment& segm
                   py::arg("total_size") = segment.nbytes, py::arg("allocated_size") = allocated,
                   py::arg("active_size") = active, py::arg("requested_size") = requested,
                   py::arg("stream") = segment.stream, py::arg("segment_type") = segment.small ? "small" : "large",
-                  py::arg("segment_pool_id") = py::make_tuple(0, 0), py::arg("is_expandable") = false,
+                  py::arg("segment_pool_id") = segment.pool, py::arg("is_expandable") = false,
                   py::arg("frames") = py::list(), py::arg("blocks") = blocks);
 }
 
@@ -103,6 +103,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("default_generator", &default_generator);
   module.def("record_history", [](bool recorded) { Allocator::only().record_history(recorded); });
   module.def("set_limit", [](c10::DeviceIndex device, size_t nbytes) { Allocator::only().set_limit(device, nbytes); });
+  module.def("set_outside",
+             [](c10::DeviceIndex device, size_t nbytes) { Allocator::only().set_outside(device, nbytes); });
+  module.def("set_pool", [](c10::DeviceIndex device, c10::CaptureId_t first, c10::CaptureId_t second) {
+    Allocator::only().set_pool(device, {first, second});
+  });
   module.def("hold", [](c10::DeviceIndex device, c10::StreamId stream, bool held) {
     Streams::all().hold(device, stream, held);
   });

@@ -39,6 +39,7 @@ struct Block {
 struct Segment {
   size_t nbytes = 0;
   c10::StreamId stream = 0;
+  c10::MempoolId_t pool = {0, 0};
   bool small = false;
   std::map<char*, Block> blocks;
 
@@ -55,11 +56,11 @@ class Segments {
     Block& block() const { return segment->blocks.at(address); }
   };
 
-  /// The smallest free block of a stream that is large enough, the lowest of these.
-  Place best_fit(c10::StreamId stream, size_t nbytes) {
+  /// The smallest free block of a stream and a pool that is large enough, the lowest of these.
+  Place best_fit(c10::StreamId stream, c10::MempoolId_t pool, size_t nbytes) {
     Place best;
     for (auto& [_, segment] : segments_) {
-      if (segment.stream != stream || segment.small != is_small(nbytes)) {
+      if (segment.stream != stream || segment.pool != pool || segment.small != is_small(nbytes)) {
         continue;
       }
       for (auto& [address, block] : segment.blocks) {
@@ -72,13 +73,14 @@ class Segments {
     return best;
   }
 
-  Place add(c10::StreamId stream, size_t block_bytes) {
+  Place add(c10::StreamId stream, c10::MempoolId_t pool, size_t block_bytes) {
     const size_t nbytes = segment_bytes(block_bytes);
     auto* address = static_cast<char*>(std::aligned_alloc(kRounding, nbytes));
     TORCH_CHECK(address != nullptr, "the host has no memory for the pretend accelerator");
     Segment& segment = segments_[address];
     segment.nbytes = nbytes;
     segment.stream = stream;
+    segment.pool = pool;
     segment.small = is_small(block_bytes);
     segment.blocks[address].nbytes = nbytes;
     return {&segment, address};
