@@ -1,4 +1,4 @@
-"""Measure memwatch on a CUDA device and write reports/cuda.md: peaks against torch's counter, and what observing costs.
+"""Measure memwatch on a CUDA device and write reports/cuda.md: peaks against torch's counter, costs, and the process.
 
 Run by `make gpu`, with the machine's own Python and torch. Where there is no device it says so and writes nothing.
 """
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import WORKLOADS
 
 import memwatch
+from memwatch.monitor.device_memory import device_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,7 +116,45 @@ def measure() -> str:
         ]
         for each, median in medians.items():
             lines.append(f"| {each} | {median * 1e3:.2f} | {(median - medians['eager']) / floor:.2f} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *rows_of_devices(), ""])
+
+
+READINGS = 1000
+
+
+def rows_of_devices() -> list[str]:
+    """Return a table of the rows of the devices, and the time that a reading of them takes."""
+    x = torch.ones(4 << 20, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (x * 2).sin_()
+    kept = [torch.empty(1 << 16, device="cuda") for _ in range(10_000)]
+    free_bytes, capacity_bytes = torch.cuda.mem_get_info()
+    used_bytes = capacity_bytes - free_bytes
+    table = memwatch.process_memory(children=False)
+    device = str(x.device)
+    begin = time.perf_counter()
+    for _ in range(READINGS):
+        device_memory([])
+    seconds = (time.perf_counter() - begin) / READINGS
+    del kept[::2]
+    torch.cuda.empty_cache()  # the next reading lists all blocks
+    begin = time.perf_counter()
+    device_memory([])
+    seconds_of_list = time.perf_counter() - begin
+    rows = table[table.row.str.startswith("device: ")]
+    return [
+        "## The device in `memwatch.process_memory()`",
+        "",
+        f"The program has 10,000 tensors and a graph on `{device}`. Right before, `torch.cuda.mem_get_info` had",
+        f"{used_bytes:,} bytes in use, by all processes together. A reading of the device took",
+        f"{seconds * 1e3:.2f} ms, and {seconds_of_list * 1e3:.1f} ms after the allocator had returned or taken memory.",
+        "",
+        "| row | bytes |",
+        "| --- | ---: |",
+        *(f"| {name} | {nbytes:,} |" for name, nbytes in zip(rows.row, rows[device], strict=True)),
+        f"| sum | {rows[device].sum():,} |",
+    ]
 
 
 def on_cuda(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:

@@ -282,11 +282,11 @@ class Ps:
     """Print the memory of a running process in rows: libraries, malloc, stacks, files, shared memory.
 
     Everything comes from /proc, so the program needs no preparation and does not notice. /proc doesn't distinguish
-    tensors from other memory of malloc: call `memwatch.process_memory()` in the program for these rows. The processes
-    that it started, such as the workers of a DataLoader, are listed below. RSS is all of its memory in RAM, PSS is RSS
-    with shared memory divided among its users, and USS is the memory that no other process shares. Without a PID,
-    `memwatch ps` lists the running Python processes, largest first. With `--seconds`, memwatch reads twice and shows
-    the growth between the readings, of the rows of a process or of each process's USS.
+    tensors from other memory of malloc, and has no memory of GPUs: call `memwatch.process_memory()` in the program for
+    these rows. The processes that it started, such as the workers of a DataLoader, are listed below. RSS is all of its
+    memory in RAM, PSS is RSS with shared memory divided among its users, and USS is the memory that no other process
+    shares. Without a PID, `memwatch ps` lists the running Python processes, largest first. With `--seconds`, memwatch
+    reads twice and shows the growth between the readings, of the rows of a process or of each process's USS.
 
         memwatch ps 4242
         memwatch ps --seconds 60 4242

@@ -1,14 +1,17 @@
 """One adapter for each kind of device: the host, CUDA, and any other accelerator of torch.
 
-An adapter reads the statistics of the device's allocator, and it saves and restores random states. `Reserved` has the
+An adapter reads the statistics of the device's allocator and the use of the device, and it saves and restores random
+states. `Reserved` has the
 memory that a caching allocator holds on a device: segments, and in them used and free blocks. `Failure` recognises an
 out-of-memory error of each allocator, and reads from its text where memory ran out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+import os
 import re
 import traceback
 from dataclasses import dataclass
@@ -42,6 +45,11 @@ _UNITS: Final = {
 }  # fmt: skip
 _WORDS: Final = "allocate memory"
 """The message of c10's allocator of the host, in a plain RuntimeError."""
+DEFAULT_POOL: Final = (0, 0)
+"""torch's number of the pool that gives memory to every tensor. A CUDA graph and a `MemPool` have their own pools."""
+_CUDA_DRIVER: Final = "libcuda.so.1"
+_RELAXED: Final = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED of the CUDA driver's API."""
 _ASKED: Final = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?([KMGTPE]?i?B|bytes)")
 """The requested size in the messages of allocators: the host's, CUDA's, other accelerators', and numpy's."""
 _AGAIN: Final = re.compile(r"Caught (\w+) (in DataLoader worker process)?.*\.\nOriginal Traceback")
@@ -50,6 +58,18 @@ _RAISED_ELSEWHERE: Final = frozenset(
     {("multiprocessing.pool", "RemoteTraceback"), ("concurrent.futures.process", "_RemoteTraceback")}
 )
 """Causes of an error that a pool brings from another process, by module and name of their class."""
+
+
+class DeviceUse(NamedTuple):
+    """The memory of a device, in bytes.
+
+    Attributes:
+        used_bytes: the part in use, by all processes together.
+        capacity_bytes: all of its memory.
+    """
+
+    used_bytes: int
+    capacity_bytes: int
 
 
 class Adapter(Protocol):
@@ -73,8 +93,19 @@ class Adapter(Protocol):
     def alignment_bytes(self) -> int:
         """Every block begins at a multiple of this, so other blocks cannot use the rest of its last stretch."""
 
-    def segments(self, name: str) -> list[dict[str, Any]]:
-        """Return the segments of a device with their blocks, as torch lists them. Empty if torch does not list them."""
+    def statistics(self, name: str) -> Mapping[str, int]:
+        """Return the figures of a device's allocator by torch's names for them; empty if it keeps none."""
+
+    def use(self, name: str) -> DeviceUse | None:
+        """Return how much memory of a device is in use; None if its backend does not show that."""
+
+    def segments(self, name: str, pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+        """Return the segments of a device with their blocks, as torch lists them. Empty if torch does not list them.
+
+        Args:
+            name: the device.
+            pool: torch's number of a pool; by default, the segments of all pools are returned.
+        """
 
     def out_of_memory_count(self, name: str) -> int:
         """Return how many times the allocator of a device had no memory left; 0 if it keeps no count."""
@@ -137,7 +168,15 @@ class Cpu:
         """The alignment that c10 requests from malloc."""
         return 64
 
-    def segments(self, name: str) -> list[dict[str, Any]]:
+    def statistics(self, name: str) -> Mapping[str, int]:
+        """Return none: malloc keeps no such figures."""
+        return {}
+
+    def use(self, name: str) -> DeviceUse | None:
+        """Return None: the rows of the process have the memory of the host."""
+        return None
+
+    def segments(self, name: str, pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
         """Return none: the memory that malloc keeps is not torch's."""
         return []
 
@@ -201,11 +240,25 @@ class Accelerator:
         return self._statistic("num_ooms", name)
 
     def _statistic(self, key: str, name: str) -> int:
+        return int(self.statistics(name).get(key, 0))
+
+    def statistics(self, name: str) -> Mapping[str, int]:
+        """Return the figures of the allocator; empty for a backend whose allocator has none."""
         try:
-            return int(torch.accelerator.memory_stats(torch.device(name)).get(key, 0))
+            statistics: Mapping[str, int] = torch.accelerator.memory_stats(torch.device(name))
         except (AttributeError, RuntimeError, ValueError) as error:
             pass_on(error)
-            return 0
+            return {}
+        return statistics
+
+    def use(self, name: str) -> DeviceUse | None:
+        """Return how much memory of the device is in use; None for a backend that does not show that."""
+        try:
+            free_bytes, capacity_bytes = torch.accelerator.get_memory_info(torch.device(name))
+        except (AttributeError, RuntimeError, ValueError) as error:
+            pass_on(error)
+            return None
+        return DeviceUse(capacity_bytes - free_bytes, capacity_bytes)
 
     @property
     def rounding_bytes(self) -> int:
@@ -217,12 +270,17 @@ class Accelerator:
         """Blocks lie side by side, so the sizes decide."""
         return _ROUNDING_BYTES
 
-    def segments(self, name: str) -> list[dict[str, Any]]:
+    def segments(self, name: str, pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
         """Return the segments of a device. Empty for a backend whose module has no `memory_snapshot`."""
         index = torch.device(name).index or 0
-        return [segment for segment in self._segments_of_all() if segment["device"] == index]
+        return [
+            segment
+            for segment in self._segments_of_all(pool)
+            if segment["device"] == index and pool in (None, pool_of(segment))
+        ]
 
-    def _segments_of_all(self) -> list[dict[str, Any]]:
+    def _segments_of_all(self, pool: tuple[int, int] | None) -> list[dict[str, Any]]:
+        """Return the segments of all devices, and at least those of a pool if one is given."""
         list_all: Callable[[], list[dict[str, Any]]] = getattr(self._module, "memory_snapshot", list)
         return list_all()
 
@@ -265,12 +323,22 @@ class Cuda(Accelerator):
             return []
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
-    def _statistic(self, key: str, name: str) -> int:
-        return int(torch.cuda.memory_stats(name).get(key, 0))
+    def statistics(self, name: str) -> Mapping[str, int]:
+        """Return the figures of the allocator."""
+        statistics: Mapping[str, int] = torch.cuda.memory_stats(name)
+        return statistics
 
-    def _segments_of_all(self) -> list[dict[str, Any]]:
+    def use(self, name: str) -> DeviceUse | None:
+        """Return how much memory of the device is in use. A graph that another thread captures is not disturbed."""
+        with _relaxed_capture():
+            free_bytes, capacity_bytes = torch.cuda.mem_get_info(name)
+        return DeviceUse(capacity_bytes - free_bytes, capacity_bytes)
+
+    def _segments_of_all(self, pool: tuple[int, int] | None) -> list[dict[str, Any]]:
+        # torch takes the number of the default pool for all pools
+        of_pool = {} if pool in (None, DEFAULT_POOL) else {"mempool_id": pool}
         try:
-            segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)
+            segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(include_traces=False, **of_pool)
         except TypeError as error:  # an older torch lists the history too, if one is recorded
             pass_on(error)
             segments = torch.cuda.memory_snapshot()
@@ -287,6 +355,41 @@ class Cuda(Accelerator):
     def synchronize(self, name: str) -> None:
         """Wait until the device has done all its work."""
         torch.cuda.synchronize(name)
+
+
+@contextlib.contextmanager
+def _relaxed_capture() -> Iterator[None]:
+    """Let this thread call CUDA while another thread captures a graph.
+
+    By default, a capture of one thread makes CUDA refuse some calls of all threads, and such a call ends the capture
+    with an error. A thread may leave this rule for itself. Without NVIDIA's driver, nothing is changed.
+    """
+    exchange = _exchange_of_capture_mode()
+    mode = ctypes.c_int(_RELAXED)
+    has_left = exchange is not None and exchange(ctypes.byref(mode)) == 0
+    try:
+        yield
+    finally:
+        if exchange is not None and has_left:
+            exchange(ctypes.byref(mode))
+
+
+@cache
+def _exchange_of_capture_mode() -> Callable[[Any], int] | None:
+    """Return the driver's function that sets the thread's mode and returns the former one; None without it."""
+    try:
+        driver = ctypes.CDLL(_CUDA_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)  # torch has loaded it
+        function: Callable[[Any], int] = driver.cuThreadExchangeStreamCaptureMode
+    except (AttributeError, OSError) as error:
+        pass_on(error)
+        return None
+    return function
+
+
+def pool_of(segment: Mapping[str, Any]) -> tuple[int, int]:
+    """Return torch's number of the pool of a segment; the default pool if a backend has no others."""
+    first, second = segment.get("segment_pool_id", DEFAULT_POOL)
+    return int(first), int(second)
 
 
 def adapter_of(name: str) -> Adapter:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 _MRO: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
 _TYPE_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
-_LAYOUT, _IS_SPARSE, _IS_CPU, _IS_META, _NBYTES, _SHAPE = (
-    TENSOR_DICT[name].__get__ for name in ("layout", "is_sparse", "is_cpu", "is_meta", "nbytes", "shape")
+_LAYOUT, _IS_SPARSE, _IS_CPU, _IS_META, _DEVICE, _NBYTES, _SHAPE = (
+    TENSOR_DICT[name].__get__
+    for name in ("layout", "is_sparse", "is_cpu", "is_meta", "device", "nbytes", "shape")
 )
 _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
 """The errors of tensors without a storage: sparse and opaque ones."""
@@ -128,6 +129,13 @@ def is_on_cpu(tensor: torch.Tensor) -> bool:
     if answers_by_code(type(tensor)):
         return bool(device_of(untyped_storage_of(tensor)).type == "cpu")
     return bool(_IS_CPU(tensor))
+
+
+def is_on(tensor: torch.Tensor, device: str) -> bool:
+    """Return True for a tensor in the memory of a device, such as `cpu` or `cuda:0`."""
+    if answers_by_code(type(tensor)):
+        return str(device_of(untyped_storage_of(tensor))) == device
+    return str(_DEVICE(tensor)) == device
 
 
 def is_on_meta(tensor: torch.Tensor) -> bool:

@@ -11,9 +11,13 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.monitor import malloc_sampler
+from memwatch.monitor.device_memory import CACHE, ELSEWHERE, OUTSIDE
 from memwatch.sizes import format_bytes
 from memwatch.words.processes import (
     ARROW_BUFFERS,
+    DEVICE_CACHE,
+    DEVICE_ELSEWHERE,
+    DEVICE_OUTSIDE,
     GROWN_CONTAINERS,
     HELD_OBJECTS,
     NEW_ENTRIES,
@@ -39,14 +43,15 @@ _MOST_OBJECTS: Final = 2_000_000
 _NAMED: Final = 3
 
 
-def tensors(at_start: frozenset[int]) -> str:
-    """Return who holds the tensors that were not there at the start, as a sentence.
+def tensors(at_start: frozenset[int], device: str) -> str:
+    """Return who holds the tensors of a device that were not there at the start, as a sentence.
 
     Args:
         at_start: ids of the tensors that were.
+        device: the device, such as `cpu` or `cuda:0`.
     """
     from memwatch.heap.classes import of_classes
-    from memwatch.heap.tensors import TypeFilter, is_on_cpu, is_tensor, quiet
+    from memwatch.heap.tensors import TypeFilter, is_on, is_tensor, quiet
 
     if refusal := _refusal():
         return refusal
@@ -54,7 +59,7 @@ def tensors(at_start: frozenset[int]) -> str:
         new = [
             obj
             for obj in of_classes(gc.get_objects(), TypeFilter().wants)
-            if id(obj) not in at_start and is_tensor(obj) and is_on_cpu(obj)
+            if id(obj) not in at_start and is_tensor(obj) and is_on(obj, device)
         ]
     sampled = new[:: max(len(new) // _SAMPLED, 1)][:_SAMPLED]
     new.clear()
@@ -229,6 +234,14 @@ def paths(before: Mapping[str, int], now: Mapping[str, int], row: str) -> str:
 
 
 _HOW_TO_NAME: Final = "MEMWATCH=monitor,native=1 names the library"
+
+
+def device_row(row: str) -> str:
+    """Return what the memory of a row of a device is, as a sentence. The row is none of its tensors."""
+    return _OF_DEVICE_ROW[row]
+
+
+_OF_DEVICE_ROW: Final = {CACHE: DEVICE_CACHE, ELSEWHERE: DEVICE_ELSEWHERE, OUTSIDE: DEVICE_OUTSIDE}
 
 
 def children(processes: Sequence[Child]) -> str:

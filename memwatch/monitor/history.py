@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,8 +22,8 @@ FEWEST_IN_ALL: Final = FEWEST_SAMPLES * 5 // 4
 _PARTS: Final = 4
 LEAST_BYTES: Final = 1 << 20
 """Smaller growth is not reported. A guess."""
-_LEAST_SHARE_OF_RSS: Final = 0.005
-"""The same, as a share of RSS. A guess."""
+_LEAST_SHARE: Final = 0.005
+"""The same, as a share of RSS, or of the memory that torch has taken of the device. A guess."""
 _PINNED_RATIO: Final = 8
 """If free memory grows at most this many times as fast as a row in use, the blocks of that row explain it: they lie
 between the free blocks. The ratio is 1.6 for an autograd graph that leaks (glibc cannot fit an aligned tensor into a
@@ -42,6 +42,7 @@ class Growth:
         nbytes: the bytes by which it grew between the times below.
         since_s, until_s: the times of two samples (seconds since the epoch).
         ticks: calls of `Monitor.tick` between these times.
+        device: the device that has the row; empty for a row of the process.
     """
 
     row: str
@@ -49,6 +50,7 @@ class Growth:
     since_s: float
     until_s: float
     ticks: int = 0
+    device: str = ""
 
     @property
     def bytes_per_hour(self) -> float:
@@ -66,9 +68,10 @@ def growth_of(
     times_s: Sequence[float],
     nbytes: Sequence[int],
     ticks: Sequence[int],
-    rss_bytes: int,
+    whole_bytes: int,
     *,
     clock: Sequence[float] | None = None,
+    device: str = "",
 ) -> Growth | None:
     """Return the growth of a row, or None if it does not grow.
 
@@ -82,8 +85,9 @@ def growth_of(
         times_s: the time of each sample (seconds since the epoch).
         nbytes: the bytes of the row in each sample.
         ticks: calls of `Monitor.tick` before each sample.
-        rss_bytes: RSS of the process at the last sample.
+        whole_bytes: RSS of the process at the last sample, or what torch has taken of the device.
         clock: the positions of the samples from which the rates are computed; by default their times.
+        device: the device that has the row.
     """
     begin = len(nbytes) // 4
     for first in (begin, begin + (len(nbytes) - begin) // 2):
@@ -97,24 +101,28 @@ def growth_of(
         # Compare rates, not steps: samples are dense at first, so steady growth makes larger steps later.
         spans = np.maximum(np.diff(np.asarray(times_s if clock is None else clock)[lowest]), 1e-9)
         if (
-            total >= max(LEAST_BYTES, _LEAST_SHARE_OF_RSS * rss_bytes)
+            total >= max(LEAST_BYTES, _LEAST_SHARE * whole_bytes)
             and (steps / spans).min() >= _STEADY * total / spans.sum()
         ):
             since, until = lowest[0], lowest[-1]
-            return Growth(row, total, times_s[since], times_s[until], ticks[until] - ticks[since])
+            return Growth(row, total, times_s[since], times_s[until], ticks[until] - ticks[since], device)
     return None
 
 
 def causes_first(found: Sequence[Growth], free_rows: frozenset[str]) -> list[Growth]:
-    """Return the growing rows, fastest first. Free memory that another row explains comes last.
+    """Return the growing rows, fastest first. Free memory that another row of the same memory explains comes last.
 
     Blocks in use prevent malloc from joining or returning the free blocks between them. So a leak can leave more free
     memory than it holds. The user has to mend the leak.
     """
-    fastest_in_use = max((each.bytes_per_hour for each in found if each.row not in free_rows), default=0.0)
+    fastest_in_use: dict[str, float] = {}  # by device
+    for each in found:
+        if each.row not in free_rows:
+            fastest_in_use[each.device] = max(each.bytes_per_hour, fastest_in_use.get(each.device, 0.0))
 
     def order(growth: Growth) -> tuple[bool, float]:
-        is_result = growth.row in free_rows and growth.bytes_per_hour <= _PINNED_RATIO * fastest_in_use
+        most_of_result = _PINNED_RATIO * fastest_in_use.get(growth.device, 0.0)
+        is_result = growth.row in free_rows and growth.bytes_per_hour <= most_of_result
         return is_result, -growth.bytes_per_hour
 
     return sorted(found, key=order)
@@ -141,6 +149,7 @@ class Sample:
         rows: bytes by row.
         children: USS of its child processes and their descendants, by pid.
         is_asked: whether the program asked for the sample. If not, the monitor's thread took it.
+        devices: bytes by row of the devices that the process uses, such as `cuda:0 tensors`.
     """
 
     time_s: float
@@ -152,6 +161,7 @@ class Sample:
     rows: Mapping[str, int]
     children: Mapping[int, int]
     is_asked: bool = False
+    devices: Mapping[str, int] = field(default_factory=dict)
 
 
 def clock_of(samples: Sequence[Sample]) -> list[float]:

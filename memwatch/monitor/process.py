@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from memwatch.monitor.copies import copies_in_forks
+from memwatch.monitor.device_memory import HOW
 from memwatch.monitor.mappings import ProcessError
 from memwatch.monitor.rows import Row, rows_of
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.processes import coverage_text
+from memwatch.words.processes import DEVICE_HEAD, coverage_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
+    from memwatch.monitor.device_memory import DeviceMemory
     from memwatch.monitor.history import Growth
     from memwatch.monitor.rows import Child, ProcessRows
 
 _WIDTH: Final = 28  # of a row's name
 _SIZE: Final = 11
+_OF_DEVICE: Final = "device: {row}"
 
 
 def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataFrame:
@@ -44,9 +47,12 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
         A DataFrame with the columns `row`, `nbytes`, `private_nbytes` and `how`, largest first. If you print it, the
         bytes have units. `nbytes` sums to
         the RSS of the process, and `private_nbytes` to its USS. Each process that it started has one more column, such
-        as `python 4242`: its private bytes by row, from `/proc` alone. `attrs` has `pid`, `rss_bytes`, `pss_bytes`,
-        `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children`, `notes` and `findings`
-        (sentences about Python objects that forked processes have copied).
+        as `python 4242`: its private bytes by row, from `/proc` alone. Each device that this process uses has a column
+        too, such as `cuda:0`, with the rows `device: tensors`, `device: cache`, `device: reserved elsewhere` and
+        `device: outside torch`. This column sums to the memory of the device that all processes together use. The
+        memory is not in RSS, so these rows have 0 in the other columns. `attrs` has `pid`, `rss_bytes`, `pss_bytes`,
+        `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children`, `devices`, `notes` and
+        `findings` (sentences about Python objects that forked processes have copied).
 
     Raises:
         ProcessError: the process does not exist or belongs to another user, or the system has no `/proc/PID/smaps`.
@@ -57,6 +63,8 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
     found = rows_of(pid, children=children)
     columns = {child: _private_bytes(child.pid) for child in found.children}
     own = {row.row: row for row in found.rows}
+    for device in found.devices:
+        own.update((row, Row(row, 0, 0, HOW[name])) for name, row in _rows_of_device(device))
     names = dict.fromkeys([*own, *(row for rows in columns.values() for row in rows)])
     rows = [own.get(name, Row(name, 0, 0, "a row of the processes that it started")) for name in names]
     frame: pd.DataFrame = ProcessTable(
@@ -65,6 +73,9 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
     )
     for child, private in columns.items():
         frame[f"{child.name} {child.pid}"] = [private.get(name, 0) for name in names]
+    for device in found.devices:
+        nbytes = {row: device.rows[name] for name, row in _rows_of_device(device)}
+        frame[device.device] = [nbytes.get(name, 0) for name in names]
     frame.attrs.update(
         pid=found.pid,
         rss_bytes=found.rss_bytes,
@@ -72,10 +83,16 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
         uss_bytes=found.uss_bytes,
         coverage=found.coverage,
         children=[vars(child) for child in found.children],
+        devices=record_of_devices(found.devices),
         notes=found.notes,
         findings=findings,
     )
     return frame
+
+
+def _rows_of_device(device: DeviceMemory) -> list[tuple[str, str]]:
+    """Return the rows of a device, each with its name among the rows of the process."""
+    return [(name, _OF_DEVICE.format(row=name)) for name in device.rows]
 
 
 def _private_bytes(pid: int) -> dict[str, int]:
@@ -115,7 +132,7 @@ class Earlier:
 def of_process(
     found: ProcessRows, uss_at_first: Mapping[int, int] | None = None, earlier: Earlier | None = None
 ) -> str:
-    """Return the rows of a process, its children and the notes as text.
+    """Return the rows of a process, its devices, its children and the notes as text.
 
     Args:
         found: the rows.
@@ -147,10 +164,21 @@ def of_process(
         for row, nbytes in grown.items()
         if not found.nbytes(row)
     ]
+    for device in found.devices:
+        lines += ["", _head_of_device(device)]
+        lines += [
+            f"{row:{_WIDTH}} {format_bytes(nbytes):>{_SIZE}}  {HOW[row]}"
+            for row, nbytes in device.rows.items()
+        ]
     if found.children:
         lines += ["", "processes that it started:", *_table_of(found.children, uss_at_first)]
     lines += [f"note: {note}" for note in found.notes]
     return "\n".join(lines) + "\n"
+
+
+def _head_of_device(device: DeviceMemory) -> str:
+    used, capacity = format_bytes(device.used_bytes), format_bytes(device.capacity_bytes)
+    return DEVICE_HEAD.format(device=device.device, used=used, capacity=capacity)
 
 
 def _growth_of_rows(found: ProcessRows, earlier: Earlier | None) -> dict[str, int]:
@@ -200,6 +228,19 @@ def record_of_processes(processes: Sequence[Child], earlier: Earlier | None = No
     ]
 
 
+def record_of_devices(devices: Sequence[DeviceMemory]) -> list[dict[str, Any]]:
+    """Return the memory of devices as records; see `DeviceMemoryRecord` in docs/json.md."""
+    return [
+        {
+            "device": device.device,
+            "used_bytes": device.used_bytes,
+            "capacity_bytes": device.capacity_bytes,
+            "rows": dict(device.rows),
+        }
+        for device in devices
+    ]
+
+
 def record_of(found: ProcessRows, earlier: Earlier | None = None) -> dict[str, Any]:
     """Return what `memwatch ps --json PID` prints; see `ProcessRecord` in docs/json.md."""
     grown = _growth_of_rows(found, earlier)
@@ -224,6 +265,7 @@ def record_of(found: ProcessRows, earlier: Earlier | None = None) -> dict[str, A
         "coverage": found.coverage,
         "rows": rows + gone,
         "children": record_of_processes(found.children, earlier),
+        "devices": record_of_devices(found.devices),
         "growth_s": None if earlier is None else earlier.seconds,
         "notes": found.notes,
     }

@@ -15,6 +15,7 @@ from memwatch.at_import import malloc_bytes_of_import
 from memwatch.errors import OptionError
 from memwatch.host_allocators import MallocFigures, PythonFigures, malloc_figures, python_figures
 from memwatch.monitor import malloc_sampler
+from memwatch.monitor.device_memory import device_memory
 from memwatch.monitor.mappings import (
     Residency,
     Use,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from memwatch.monitor.device_memory import DeviceMemory
     from memwatch.monitor.mappings import Mapping
 
 TENSORS: Final = "tensors"
@@ -110,6 +112,8 @@ class ProcessRows:
         uss_bytes: memory of this process alone.
         rows: parts that sum to `rss_bytes`, and whose private bytes sum to `uss_bytes`.
         children: its child processes and their descendants.
+        devices: the memory of the devices that this process uses, which is in none of the figures above; empty for
+            other processes.
         notes: sentences about data that could not be read.
         by_type: Python objects by type, with their number and bytes; empty for other processes.
         by_path: bytes by row and file (`file mappings: /data/x.bin`), and of the row "native" by library.
@@ -124,6 +128,7 @@ class ProcessRows:
     uss_bytes: int
     rows: list[Row]
     children: list[Child] = field(default_factory=list)
+    devices: list[DeviceMemory] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     by_type: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_path: dict[str, int] = field(default_factory=dict)
@@ -215,6 +220,7 @@ def rows_of(
         uss_bytes=sum(each.private for each in mappings),
         rows=rows,
         children=_children_of(number, notes) if children else [],
+        devices=device_memory(notes) if is_own else [],
         notes=notes,
         by_type=by_type,
         by_path={

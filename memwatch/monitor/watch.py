@@ -27,6 +27,7 @@ from memwatch.monitor.budget import (
     Budget,
 )
 from memwatch.monitor.copies import LEAST_COPIED_BYTES
+from memwatch.monitor.device_memory import CACHE, TENSORS_ON_DEVICE, name_of_row
 from memwatch.monitor.history import (
     FEWEST_IN_ALL,
     LEAST_BYTES,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
+    from memwatch.monitor.device_memory import DeviceMemory
     from memwatch.monitor.guard import Guard
     from memwatch.monitor.rows import ProcessRows
 
@@ -186,6 +188,7 @@ class Monitor:
             return []
         found = [_growth_in(samples, row, row) for row in samples[-1].rows]
         found.append(_growth_in(samples, CHILDREN))
+        found += [_growth_on(samples, device, row) for device in self._devices for row in device.rows]
         growing = [each for each in found if each is not None]
         mixed = self._mixed_growth(samples)
         row = max(self._grown_in, key=self._grown_in.__getitem__, default="")
@@ -195,7 +198,16 @@ class Monitor:
             if row not in listed:
                 growing = [each for each in growing if each.row not in _MIXED]
                 growing.append(dataclasses.replace(mixed, row=row))
-        return causes_first(growing, FREE_ROWS)
+        return causes_first(growing, self._free_rows)
+
+    @property
+    def _devices(self) -> list[DeviceMemory]:
+        return [] if self._latest is None else self._latest.devices
+
+    @property
+    def _free_rows(self) -> frozenset[str]:
+        """The rows of memory that an allocator keeps and nobody uses, with those of devices."""
+        return FREE_ROWS | {name_of_row(device.device, CACHE) for device in self._devices}
 
     def _mixed_growth(self, samples: Sequence[Sample]) -> Growth | None:
         found = _growth_in(samples, "", *_MIXED)
@@ -228,7 +240,10 @@ class Monitor:
         malloc_sampler.stop(self)
 
     def metrics(self) -> dict[str, float]:
-        """Return the latest figures by name: bytes of each row, of RSS, PSS and USS, and the growth per hour."""
+        """Return the latest figures by name: bytes of each row, of RSS, PSS and USS, and the growth per hour.
+
+        The rows of a device are there as soon as the program has used the device.
+        """
         latest = self._latest
         if latest is None:
             return {}
@@ -243,6 +258,12 @@ class Monitor:
         }
         for row in OWN_ROWS:  # the empty ones too: a gauge that comes and goes is of no use
             values[f"memwatch_{_identifier(row)}_bytes"] = float(latest.nbytes(row))
+        for device in latest.devices:
+            name = _identifier(device.device)
+            values[f"memwatch_{name}_used_bytes"] = float(device.used_bytes)
+            values[f"memwatch_{name}_capacity_bytes"] = float(device.capacity_bytes)
+            for row, nbytes in device.rows.items():
+                values[f"memwatch_{name}_{_identifier(row)}_bytes"] = float(nbytes)
         for growth in self.growth:
             values[f"memwatch_{_identifier(growth.row)}_growth_bytes_per_hour"] = growth.bytes_per_hour
         return values
@@ -261,13 +282,14 @@ class Monitor:
             return "\n".join(["the monitor has no sample", *map("note: {}".format, self.notes)]) + "\n"
         age = "" if self._age_s < 2 * _FRESH_S else AGE.format(seconds=self._age_s)
         lines = [age + of_process(latest, self._children_uss_at_first)]
-        growing = self.growth
-        # `causes_first` puts free memory before the rows in use if it has a cause of its own
-        cause = growing[0].row if growing and growing[0].row not in FREE_ROWS else ""
+        growing, free_rows = self.growth, self._free_rows
+        first: dict[str, str] = {}  # by device; the rows of the process have no device
         for growth in growing:
+            # `causes_first` puts free memory before the rows in use if it has a cause of its own
+            cause = first.setdefault(growth.device, growth.row)
             examined = self._examined.get(growth.row, (0, NOT_EXAMINED_YET))[1]
-            follows = FOLLOWS.format(row=cause) if cause and growth.row in FREE_ROWS else ""
-            lines.append(of_growth(growth, follows or examined))
+            is_result = growth.row in free_rows and cause not in free_rows
+            lines.append(of_growth(growth, FOLLOWS.format(row=cause) if is_result else examined))
         if not growing:
             lines.append(self._without_growth())
         if stretched := self._stretched():
@@ -453,6 +475,11 @@ class Monitor:
             rows={row.row: row.nbytes for row in rows.rows},
             children={child.pid: child.uss_bytes for child in rows.children},
             is_asked=threading.current_thread() is not self._thread,
+            devices={
+                name_of_row(device.device, row): nbytes
+                for device in rows.devices
+                for row, nbytes in device.rows.items()
+            },
         )
 
     def _rows(self, tensors: TensorMemory) -> ProcessRows:
@@ -519,7 +546,7 @@ class Monitor:
                 # Its blocks may belong to Python objects that are younger than the last search. If so, the next
                 # sample has them in their own row, and this one grows no more.
                 self._search_python()
-            self._examined[growth.row] = growth.nbytes, self._examine(growth.row)
+            self._examined[growth.row] = growth.nbytes, self._examine(growth)
 
     def _examine_children(self) -> None:
         """Search for objects that forks copy, when the processes have grown by enough for a finding.
@@ -543,22 +570,27 @@ class Monitor:
         self._children_uss_at_search = uss_bytes
         self._findings = found or self._findings  # processes that have ended had copies too
 
-    def _examine(self, row: str) -> str:
+    def _examine(self, growth: Growth) -> str:
         """Return what the growth of a row consists of, as far as that is known."""
         from memwatch.monitor import examine
 
         latest = self._latest
         if latest is None:
             return ""
-        if row == CHILDREN:
+        row, device = growth.row, growth.device or "cpu"
+        if growth.device:
+            row = row.removeprefix(name_of_row(growth.device, ""))
+            if row != TENSORS_ON_DEVICE:
+                return examine.device_row(row)
+        elif row == CHILDREN:
             return examine.children(latest.children)
-        if row not in (TENSORS, PYTHON):
+        elif row not in (TENSORS, PYTHON):
             return examine.paths(self._paths_at_start, latest.by_path, row)
 
         def search() -> str:
-            if row == TENSORS:
-                return examine.tensors(self._tensors_at_start)
-            return examine.python_objects(self._python_at_start)
+            if row == PYTHON:
+                return examine.python_objects(self._python_at_start)
+            return examine.tensors(self._tensors_at_start, device)
 
         found = self._main_thread.call(search, _WAIT_SEARCH_S)
         return "not examined: the main thread did not answer in time" if found is None else found
@@ -585,13 +617,27 @@ def _growth_in(samples: Sequence[Sample], name: str, *rows: str) -> Growth | Non
         sum(sample.rows.get(row, 0) for row in rows) if rows else sum(sample.children.values())
         for sample in samples
     ]
+    return _growth_of_series(samples, name, series, samples[-1].rss_bytes)
+
+
+def _growth_on(samples: Sequence[Sample], device: DeviceMemory, row: str) -> Growth | None:
+    """Return the growth of a row of a device."""
+    name = name_of_row(device.device, row)
+    series = [sample.devices.get(name, 0) for sample in samples]
+    return _growth_of_series(samples, name, series, device.torch_bytes, device.device)
+
+
+def _growth_of_series(
+    samples: Sequence[Sample], name: str, series: Sequence[int], whole_bytes: int, device: str = ""
+) -> Growth | None:
     return growth_of(
         name,
         [sample.time_s for sample in samples],
         series,
         [sample.ticks for sample in samples],
-        samples[-1].rss_bytes,
+        whole_bytes,
         clock=clock_of(samples),
+        device=device,
     )
 
 

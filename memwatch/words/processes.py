@@ -258,6 +258,26 @@ HOW_AT_IMPORT: Final = (
     "mallinfo2 before and after the import of torch, or at the import of memwatch, "
     "without the blocks of Python objects"
 )
+HOW_DEVICE_TENSORS: Final = "torch's allocator: blocks in use, by tensors and by kernels as workspace"
+HOW_DEVICE_CACHE: Final = "torch's allocator: free blocks; empty_cache() returns whole segments"
+HOW_DEVICE_ELSEWHERE: Final = "torch's allocator: free blocks in the pools of graphs and of MemPool"
+HOW_DEVICE_OUTSIDE: Final = (
+    "the use of the device without torch's part: contexts, libraries such as NCCL, and other processes"
+)
+DEVICE_HEAD: Final = "{device}: {used} of {capacity} are in use, by all processes together"
+UNREAD_DEVICE: Final = "the memory of {device} could not be read: {error}"
+DEVICE_CACHE: Final = (
+    "blocks that torch keeps after they were freed. If no new tensor fits into them, `memwatch tune` finds a better "
+    "setting of the allocator"
+)
+DEVICE_ELSEWHERE: Final = (
+    "free memory in the pools of graphs and of MemPool. Let graphs share one pool, and delete graphs that you no "
+    "longer need"
+)
+DEVICE_OUTSIDE: Final = (
+    "memory that torch's allocator of this process did not take: the context, libraries that take memory themselves "
+    "(NCCL, cuDNN, TensorRT), and other processes on the device. `nvidia-smi` lists the processes"
+)
 _EXPLAINED: Final = "{share:.0f} % of RSS explained"
 _FROM_START: Final = ": {known:.0f} % by its cause, and {share:.0f} % is native memory from the start"
 _LEAST_START: Final = 0.005

@@ -81,6 +81,16 @@ def test_free_memory_comes_after_the_tensors_that_keep_it_apart(free_mib, first)
     assert causes_first(found, FREE_ROWS)[0].row == first
 
 
+def test_free_memory_of_a_device_is_explained_by_that_device_alone():
+    """Tensors of the host don't keep the free blocks of a device apart."""
+    cache = Growth("cuda:0 cache", 5 * MIB, 0, 60, device="cuda:0")
+    on_device = Growth("cuda:0 tensors", 3 * MIB, 0, 60, device="cuda:0")
+    on_host = Growth(TENSORS, 3 * MIB, 0, 60)
+    free_rows = FREE_ROWS | {cache.row}
+    assert causes_first([cache, on_host], free_rows) == [cache, on_host]
+    assert causes_first([cache, on_host, on_device], free_rows) == [on_host, on_device, cache]
+
+
 DENSE = [*range(20), *range(20, 400, 20)]
 """Times of samples: at first the credit pays for them."""
 

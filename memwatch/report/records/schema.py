@@ -366,6 +366,15 @@ class ChildRecord(TypedDict):
     ]
 
 
+class DeviceMemoryRecord(TypedDict):
+    """The memory of a device that the process uses. It is not in the rows of the process."""
+
+    device: Annotated[str, "its name, such as `cuda:0`"]
+    used_bytes: Annotated[int, "bytes in use, by all processes together"]
+    capacity_bytes: Annotated[int, "all of its memory"]
+    rows: Annotated[dict[str, int], "bytes by row; they sum to `used_bytes`"]
+
+
 class ProcessRecord(TypedDict):
     """The memory of one process: `memwatch ps --json PID`. Without a PID it prints a list of `ChildRecord`."""
 
@@ -377,6 +386,9 @@ class ProcessRecord(TypedDict):
     coverage: Annotated[float, "share of `rss_bytes` in rows that name a cause"]
     rows: Annotated[list[RowRecord], "parts that sum to `rss_bytes`, largest first"]
     children: Annotated[list[ChildRecord], "the processes that it started"]
+    devices: Annotated[
+        list[DeviceMemoryRecord], "the devices that it uses; known only in reports of the process itself"
+    ]
     growth_s: Annotated[float | None, "seconds between two readings of `memwatch ps --seconds`; else null"]
     notes: Annotated[list[str], "sentences about data that could not be read"]
 
@@ -467,7 +479,7 @@ RECORDS: tuple[type, ...] = (
     PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, WayRecord, NoteRecord,
     LiveRecord, TreeRecord, StatsRecord, DevicePeakRecord, AllocatedRecord, DifferenceRecord, SiteRecord, PlanRecord,
     ReplayRecord, EstimateRecord, SettingRecord, EarlierLineRecord, TuneRecord,
-    ProcessRecord, RowRecord, ChildRecord, OutOfMemoryRecord, LimitRecord, HeldGroupRecord, ContainerRecord,
-    ChangeRecord, ReservedRecord, LookRecord,
+    ProcessRecord, RowRecord, ChildRecord, DeviceMemoryRecord, OutOfMemoryRecord, LimitRecord, HeldGroupRecord,
+    ContainerRecord, ChangeRecord, ReservedRecord, LookRecord,
 )  # fmt: skip
 """All records, in the order of the page of documentation."""
