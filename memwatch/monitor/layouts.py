@@ -10,6 +10,8 @@ import array
 import ctypes
 import io
 import mmap
+import sys
+from types import ModuleType
 from typing import Any, Final
 
 from memwatch.host_allocators import PAGE_BYTES
@@ -122,3 +124,45 @@ def buffer_of_ctypes(obj: Any) -> range:
         return range(0)
     begin = ctypes.addressof(obj)
     return range(begin, begin + ctypes.sizeof(obj))
+
+
+def arrow_library() -> dict[str, Any]:
+    """Return the names of pyarrow's compiled module; none if the program has not imported it."""
+    library = sys.modules.get("pyarrow.lib")
+    return vars(library) if type(library) is ModuleType else {}
+
+
+_ARROW_CLASSES: Final = ("Buffer", "Array", "ChunkedArray", "RecordBatch", "Table")
+
+
+def arrow_classes() -> tuple[type, ...]:
+    """Return pyarrow's classes of objects that have buffers; none if the program has not imported pyarrow."""
+    library = arrow_library()
+    return tuple(library[name] for name in _ARROW_CLASSES if name in library)
+
+
+def addresses_of_arrow(obj: Any, base: Any) -> list[int]:
+    """Return where some of the buffers of an object of pyarrow lie. Only the first and the last part are read.
+
+    Args:
+        obj: the object.
+        base: its class among :func:`arrow_classes`.
+    """
+    library = arrow_library()
+    try:
+        if base is library["Buffer"]:
+            return [int(base.__dict__["address"].__get__(obj))]
+        if base is library["Array"]:
+            buffers = library["Array"].buffers(obj)
+            return [int(each.address) for each in buffers if each is not None and each.is_cpu]
+        if base is library["ChunkedArray"]:
+            number, part = base.num_chunks.__get__(obj), base.chunk
+            of_part = library["Array"]
+        else:
+            number, part = base.num_columns.__get__(obj), base.column
+            of_part = library["Array" if base is library["RecordBatch"] else "ChunkedArray"]
+        places = {0, number - 1} if number else ()
+        return [address for at in places for address in addresses_of_arrow(part(obj, at), of_part)]
+    except Exception as error:  # another version of pyarrow, or memory of a device
+        pass_on(error)
+        return []

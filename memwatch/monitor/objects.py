@@ -20,6 +20,8 @@ from memwatch.containers import GROWING, base_of_array, items_of_array, subclass
 from memwatch.host_allocators import PAGE_BYTES
 from memwatch.monitor.layouts import (
     BUFFERS,
+    addresses_of_arrow,
+    arrow_classes,
     buffer_of_ctypes,
     buffer_of_text,
     bytes_of_buffer,
@@ -133,6 +135,8 @@ _LARGE_BYTES: Final = 16 << 10
 its entries have smaller blocks, they have less than 1 MiB together, and so small a growth is not reported."""
 _RANGE_BYTES: Final = 64 << 10
 """Of larger blocks the pages are looked at: a numpy array may be made and not touched."""
+_MOST_OF_ARROW: Final = 256
+"""Objects of each class of pyarrow whose addresses are read. A guess: its allocator has few mappings, of 1 GiB each."""
 _IN_ONE_BLOCK: Final = (str, bytes, int, tuple)
 _HAS_GC: Final = 1 << 14  # Py_TPFLAGS_HAVE_GC
 _GC_HEADER_BYTES: Final = 16
@@ -154,6 +158,7 @@ class PythonMemory:
         by_type: number and bytes of the objects of each type, small ones included.
         lengths: number of entries of the larger containers, by their ids.
         large: bytes of the objects with a large block, by their ids. Of a mapping, the bytes in memory count.
+        arrow_addresses: where some of the buffers of pyarrow lie.
     """
 
     large_bytes: int = 0
@@ -161,6 +166,7 @@ class PythonMemory:
     by_type: dict[str, tuple[int, int]] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
     large: dict[int, int] = field(default_factory=dict)
+    arrow_addresses: frozenset[int] = frozenset()
 
 
 def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> PythonMemory:
@@ -178,6 +184,8 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
     lengths: dict[int, int] = {}
     large: dict[int, int] = {}
     mapped: list[tuple[Any, range]] = []
+    bases_of_arrow = arrow_classes()
+    arrow_addresses: set[int] = set()
     for objects in _levels_of_objects():
         lengths.update((id(container), length) for container, length in _containers(objects))
         types_of = _ids_of(tuple(map(type, objects)))
@@ -199,6 +207,12 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
             shapes = _bytes_of_shapes(map(objects.__getitem__, arrays.tolist()), len(arrays))
             large_bytes += _bytes_in_malloc(shapes)
             blocks[arrays] -= shapes
+        for at, cls in enumerate(classes):
+            base = next((each for each in bases_of_arrow if any(each is one for one in _MRO(cls))), None)
+            if base is not None:
+                places = np.flatnonzero(of_class == at)
+                for place in places[:: len(places) // _MOST_OF_ARROW + 1].tolist():
+                    arrow_addresses.update(addresses_of_arrow(objects[place], base))
         is_large = blocks > np.array([kind.most_small_bytes for kind in kinds])[of_class]
         for place in np.flatnonzero(np.array([cls is mmap.mmap for cls in classes])[of_class]).tolist():
             memory = memory_of_mmap(objects[place])
@@ -242,7 +256,7 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
         if keep_large is not None:
             keep_large(mapping, mapped_bytes)
     by_type = {name: (counts[name], nbytes) for name, nbytes in sizes.most_common()}
-    return PythonMemory(large_bytes, union_of(ranges), by_type, lengths, large)
+    return PythonMemory(large_bytes, union_of(ranges), by_type, lengths, large, frozenset(arrow_addresses))
 
 
 def _mappings_in_memory(mapped: list[tuple[Any, range]]) -> Iterator[tuple[Any, int]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,6 +14,7 @@ from memwatch.errors import OptionError
 from memwatch.host_allocators import MallocFigures, PythonFigures, malloc_figures, python_figures
 from memwatch.monitor import malloc_sampler
 from memwatch.monitor.device_memory import device_memory
+from memwatch.monitor.layouts import arrow_library
 from memwatch.monitor.mappings import (
     Residency,
     Use,
@@ -28,7 +27,7 @@ from memwatch.monitor.mappings import (
 from memwatch.monitor.objects import PythonMemory, TensorMemory, python_memory, tensor_memory
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
-from memwatch.words.processes import HOW_AT_IMPORT, HOW_AT_MONITOR
+from memwatch.words.processes import HOW_ARROW_FREE, HOW_AT_IMPORT, HOW_AT_MONITOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,9 +46,13 @@ NATIVE_AT_START: Final = "native, at start"
 MALLOC_FREE: Final = "malloc, free"
 OTHER: Final = "other mappings"
 ARROW: Final = "Arrow buffers"
+ARROW_FREE: Final = "Arrow's allocator, free"
 ANONYMOUS: Final = "malloc and anonymous memory"
-FREE_ROWS: Final = frozenset({PYTHON_FREE, MALLOC_FREE})
+FREE_ROWS: Final = frozenset({PYTHON_FREE, MALLOC_FREE, ARROW_FREE})
 """Rows of memory that an allocator keeps and nobody uses."""
+_MIMALLOC_BEGIN, _MIMALLOC_END = 2 << 40, 30 << 40
+"""mimalloc asks the kernel for memory at these addresses (MI_HINT_BASE and MI_HINT_MAX). Without such a request, Linux
+gives memory right below the stack."""
 _LIBRARIES_NAMED: Final = 3  # in the text about the row "native"; a guess
 UNEXPLAINED: Final = frozenset({NATIVE, OTHER, ANONYMOUS})
 """Rows without a known cause. They don't count for coverage, except bytes of malloc whose library is known."""
@@ -65,7 +68,7 @@ _BY_MAPPING: Final = {
 }
 
 OWN_ROWS: Final = (
-    TENSORS, PINNED, PYTHON, PYTHON_FREE, ARROW, NATIVE, NATIVE_AT_START, MALLOC_FREE, OTHER,
+    TENSORS, PINNED, PYTHON, PYTHON_FREE, ARROW, ARROW_FREE, NATIVE, NATIVE_AT_START, MALLOC_FREE, OTHER,
     *(name for name, _ in _BY_MAPPING.values()),
 )  # fmt: skip
 """The rows that this process may have."""
@@ -329,6 +332,13 @@ class _OwnProcess:
         arrow_bytes, is_of_malloc = _arrow_memory()
         arrow = (malloc if is_of_malloc else rest).take(arrow_bytes)
         rows.append(Row(ARROW, *arrow, "pyarrow.total_allocated_bytes()"))
+        if not is_of_malloc:
+            of_allocator = self._mappings_of_mimalloc(anonymous)
+            free = rest.take(
+                sum(each.rss for each in of_allocator) - arrow[0],
+                sum(each.private for each in of_allocator) - arrow[1],
+            )
+            rows.append(Row(ARROW_FREE, *free, HOW_ARROW_FREE))
         rows += self._native_rows(malloc)
         if not self._residency.is_whole:
             self.notes.append(
@@ -362,6 +372,20 @@ class _OwnProcess:
             f"malloc_info: free in {self._malloc.arenas} arenas; "
             f"malloc_trim would return about {format_bytes(self.trimmable_bytes)}"
         )
+
+    def _mappings_of_mimalloc(self, anonymous: Sequence[Mapping]) -> list[Mapping]:
+        """Return the mappings of mimalloc, Arrow's allocator by default, that have buffers of pyarrow.
+
+        Other libraries may have a mimalloc of their own, and pyarrow may show buffers of other allocators. So a mapping
+        must lie where mimalloc takes memory, and it must have a buffer.
+        """
+        addresses = self.python.arrow_addresses
+        return [
+            each
+            for each in anonymous
+            if _MIMALLOC_BEGIN <= each.start < _MIMALLOC_END
+            and any(each.start <= address < each.end for address in addresses)
+        ]
 
     def _python_rows(
         self, malloc: _Left, rest: _Left, malloc_ranges: NDArray[np.int64], other_ranges: NDArray[np.int64]
@@ -453,11 +477,11 @@ def _arrow_memory() -> tuple[int, bool]:
     The pool has an allocator of its own (mimalloc or jemalloc) unless ARROW_DEFAULT_MEMORY_POOL is "system". pyarrow is
     never imported here.
     """
-    library = sys.modules.get("pyarrow.lib")
-    if type(library) is not ModuleType:
+    library = arrow_library()
+    if not library:
         return 0, False
     try:
-        pool = vars(library)["default_memory_pool"]()
+        pool = library["default_memory_pool"]()
         return int(pool.bytes_allocated()), pool.backend_name == "system"
     except Exception as error:  # another version, or one whose import is not finished
         pass_on(error)

@@ -258,6 +258,7 @@ HOW_AT_IMPORT: Final = (
     "mallinfo2 before and after the import of torch, or at the import of memwatch, "
     "without the blocks of Python objects"
 )
+HOW_ARROW_FREE: Final = "smaps: mappings that have buffers of pyarrow, without the allocated bytes"
 HOW_DEVICE_TENSORS: Final = "torch's allocator: blocks in use, by tensors and by kernels as workspace"
 HOW_DEVICE_CACHE: Final = "torch's allocator: free blocks; empty_cache() returns whole segments"
 HOW_DEVICE_ELSEWHERE: Final = "torch's allocator: free blocks in the pools of graphs and of MemPool"

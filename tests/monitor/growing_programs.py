@@ -223,6 +223,14 @@ PROGRAMS = {
         "frames.append(pd.DataFrame({name: np.random.rand(1 << 14) for name in 'abcdefgh'}))",
         "frames[:] = [pd.DataFrame({name: np.random.rand(1 << 14) for name in 'abcdefgh'})]",
     ),
+    "columns of text": Program(
+        "Arrow buffers",
+        "",
+        "import pandas as pd\nframes = []\ndef texts(turn):\n"
+        "    return pd.DataFrame({'text': [f'text {each} of turn {turn}, ' * 3 for each in range(12_000)]})",
+        "frames.append(texts(turn))",
+        "frames[:] = [texts(turn)]",
+    ),
     "pickled blobs": Program(
         "Python objects",
         "`blobs`",

@@ -211,6 +211,55 @@ def test_memory_is_in_the_row_of_its_kind(name, fresh_python):
     assert max(others) < 12 * MIB, grown
 
 
+ARROW = """
+import ctypes, json, sys
+import memwatch, pandas, pyarrow
+
+def rows():
+    table = memwatch.process_memory(children=False)
+    assert table.nbytes.sum() == table.attrs["rss_bytes"]
+    return dict(zip(table.row, table.nbytes.tolist()))
+
+def map_memory(nbytes):
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    address = libc.mmap(29 << 40, nbytes, 3, 0x22, -1, 0)
+    assert address == 29 << 40
+    ctypes.memset(address, 1, nbytes)
+
+assert pyarrow.default_memory_pool().backend_name == "mimalloc"
+rows()
+before = rows()
+frames = []
+if sys.argv[1] == "texts":
+    for turn in range(12):
+        texts = [f"text {each} of turn {turn}, " * 3 for each in range(12_000)]
+        frames.append(pandas.DataFrame({"text": texts}) if turn % 2 else pyarrow.table({"text": texts}))
+    del texts
+else:
+    frames = pyarrow.array(["a text"])
+    map_memory(24 << 20)
+after = rows()
+print(json.dumps({name: after.get(name, 0) - before.get(name, 0) for name in {*before, *after}}))
+"""
+
+
+def test_free_memory_of_arrow_has_a_row(fresh_python):
+    """Text in a column grows by copies, and Arrow's allocator keeps the former ones."""
+    grown = json.loads(fresh_python(ARROW, "texts").stdout)
+    assert grown["Arrow buffers"] > 6 * MIB
+    assert grown["Arrow's allocator, free"] > MIB
+    assert grown.get("other mappings", 0) < MIB
+
+
+def test_memory_of_another_mimalloc_is_not_that_of_arrow(fresh_python):
+    grown = json.loads(fresh_python(ARROW, "other").stdout)
+    # the rows of Python's allocator may take a few MiB of mappings that are in no row before
+    assert 18 * MIB < grown["other mappings"] < 26 * MIB
+    assert grown.get("Arrow's allocator, free", 0) < 8 * MIB
+
+
 def test_memory_that_nobody_touched_is_in_no_row(fresh_python):
     """Both have addresses, and no page."""
     done = fresh_python(PROGRAM.format(code="kept += [torch.empty(64 << 18), np.zeros(64 << 20, np.uint8)]"))
