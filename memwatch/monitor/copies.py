@@ -6,6 +6,10 @@ read them. An array or a tensor has one reference count for all its data, and it
 
 The kernel shows which pages a fork has of its own. memwatch draws some of these pages, finds the objects of this
 process that lie there, and searches for their holders. So it makes no difference how the dataset keeps the objects.
+
+A fork also has a page of its own if this process has written its own copy of the page. There are two ways to know that
+it was the fork. Two forks that start together share such a page with each other. And this process needs a page fault
+for each page that it copies, so a fork has copied at least the pages beyond the faults of this process since the fork.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,8 +48,10 @@ _LEAST_OBJECT_BYTES: Final = 4 << 20
 """A structure with fewer bytes of objects is not named. Forks also copy objects of libraries when they collect garbage:
 1.2 MiB is the largest structure (a table of torch's) of a program that imports torch, pandas and sympy."""
 _FEWEST_FORKS: Final = 2
-"""With one fork, memwatch cannot tell who copied a page: the fork, or this process, whose objects memwatch itself has
-read. With two forks, a page that this process copied is still shared by the forks."""
+"""With one fork, the kernel does not show who copied a page: the fork, or this process, whose objects memwatch itself
+has read. With two forks of one age, a page that this process copied is still shared by the forks."""
+_MOST_READINGS: Final = 256
+"""Readings of the page faults of this process that are kept. A guess: with more, every second one is dropped."""
 _MOST_SECONDS_BETWEEN: Final = 1.0
 """Forks with less time between their starts count as of one age. Sixteen workers of a DataLoader started 0.10 to 0.17 s
 after each other in a process of 0.5 GiB on a busy machine. The fork of a larger process takes longer, so this is a
@@ -79,6 +86,15 @@ class Copies:
     object_bytes: int
     copied_bytes: int
     forks: int
+
+    def with_forks_of(self, other: Copies) -> Copies:
+        """Return the copies of the same structure in these forks and in those of another group."""
+        return replace(
+            self,
+            object_bytes=max(self.object_bytes, other.object_bytes),
+            copied_bytes=self.copied_bytes + other.copied_bytes,
+            forks=self.forks + other.forks,
+        )
 
     @property
     def text(self) -> str:
@@ -132,6 +148,30 @@ def forks_of(pids: Iterable[int]) -> list[Fork]:
     return found
 
 
+_readings: Final[list[tuple[float, int]]] = []
+"""Times, in seconds since the start of the system, and the page faults that this process had had then."""
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_readings.clear)
+
+
+def note_faults() -> None:
+    """Remember the page faults of this process: a fork that starts later may be compared with them."""
+    fields = _fields_of(os.getpid())
+    if fields:
+        _readings.append((time.clock_gettime(time.CLOCK_BOOTTIME), int(fields[_FAULTS])))
+    if len(_readings) > _MOST_READINGS:
+        del _readings[-2::-2]
+
+
+def _faults_since(fork: Fork) -> int | None:
+    """Return at least the page faults of this process since a fork; None if there was no reading before the fork."""
+    before = [faults for time_s, faults in _readings if time_s <= fork.start_s]
+    fields = _fields_of(os.getpid())
+    return int(fields[_FAULTS]) - before[-1] if before and fields else None
+
+
 def _of_one_age(forks: Iterable[Fork]) -> list[list[Fork]]:
     """Group forks that started together. Before a later fork, this process may have written its pages.
 
@@ -176,30 +216,68 @@ def copied_structures(forks: Sequence[Fork]) -> list[Copies]:
     Args:
         forks: the forks, as :func:`forks_of` returns them.
     """
-    found = [copies for group in _of_one_age(forks) for copies in _copied_by(group)]
-    return sorted(found, key=lambda each: -each.copied_bytes)
+    # the search copies pages of this process, so all facts about pages come first
+    groups = [_Group.of(group) for group in _of_one_age(forks)]
+    in_groups = {fork.pid for group in groups for fork in group.forks}
+    groups += [_Group.of([fork]) for fork in forks if fork.pid not in in_groups]
+    merged: dict[tuple[str, str], Copies] = {}
+    for each in (copies for group in groups for copies in _copied_by(group)):
+        other = merged.get((each.kind, each.holder))
+        merged[each.kind, each.holder] = each if other is None else each.with_forks_of(other)
+    return sorted(merged.values(), key=lambda each: -each.copied_bytes)
 
 
-def _copied_by(forks: Sequence[Fork]) -> list[Copies]:
-    """Return the structures whose objects forks of one age have copied."""
-    pages_by_fork = _copied_pages([fork.pid for fork in forks])
-    pages = np.concatenate(pages_by_fork)
-    # each running process has some pages of its own; a fork that has ended meanwhile has none
-    running = sum(len(each) > 0 for each in pages_by_fork)
-    if running < _FEWEST_FORKS or len(pages) * PAGE_BYTES < LEAST_COPIED_BYTES:
+@dataclass(frozen=True)
+class _Group:
+    """Several forks of one age, or one fork.
+
+    Attributes:
+        forks: the forks.
+        pages: the pages that each has of its own.
+        faults: how many page faults each has had. Nobody has copied more pages than these.
+        faults_here: if there is only one fork, the page faults of this process since the fork: so many of its pages may
+            be the work of this process. None if they are not known.
+    """
+
+    forks: Sequence[Fork]
+    pages: list[NDArray[np.int64]]
+    faults: NDArray[np.int64]
+    faults_here: int | None
+
+    @classmethod
+    def of(cls, forks: Sequence[Fork]) -> _Group:
+        """Read the pages of forks, and then the page faults: faults that come later would belong to other pages."""
+        pages = _copied_pages([fork.pid for fork in forks])
+        faults = np.array([fork.page_faults for fork in forks])
+        return cls(forks, pages, faults, _faults_since(forks[0]) if len(forks) == 1 else 0)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known who copied the pages. A fork that has ended has no pages of its own."""
+        running = sum(len(each) > 0 for each in self.pages)
+        return self.faults_here is not None and running >= min(len(self.forks), _FEWEST_FORKS)
+
+    def proven(self, pages: Any) -> Any:
+        """Return how many of some pages this process cannot have copied, for one number or for each of an array."""
+        return np.maximum(pages - (self.faults_here or 0), 0)
+
+
+def _copied_by(group: _Group) -> list[Copies]:
+    """Return the structures whose objects the forks of a group have copied."""
+    pages = np.concatenate(group.pages)
+    if not group.is_known or group.proven(len(pages)) * PAGE_BYTES < LEAST_COPIED_BYTES:
         return []
     # a generator of our own: the program's random numbers stay the same
     random = np.random.default_rng(0)
     drawn = random.choice(len(pages), min(len(pages), _SAMPLED_PAGES), replace=False)
     pages_per_sample = len(pages) / len(drawn)
-    sample = _Sample(pages[drawn], pages_by_fork, pages_per_sample)
-    sample.find_objects([fork.pid for fork in forks], random)
+    sample = _Sample(pages[drawn], group.pages, pages_per_sample)
+    sample.find_objects([fork.pid for fork in group.forks], random)
     fewest = max(_FEWEST_SAMPLES, math.ceil(LEAST_COPIED_BYTES / (pages_per_sample * PAGE_BYTES)))
     if len(sample.objects) < fewest:
         return []
-    faults = np.array([fork.page_faults for fork in forks])
     found = [
-        sample.copies(places, kind, holder, lengths[0] if len(lengths) == 1 else None, faults)
+        sample.copies(places, kind, holder, lengths[0] if len(lengths) == 1 else None, group)
         for (kind, holder), (places, lengths) in sample.structures(fewest).items()
     ]
     return [
@@ -307,7 +385,7 @@ class _Sample:
         kind: str,
         holder: str,
         entries: int | None,
-        faults: NDArray[np.int64],
+        group: _Group,
     ) -> Copies:
         """Return how much of a structure forks have copied.
 
@@ -316,20 +394,21 @@ class _Sample:
             kind: the class of the structure.
             holder: the variable that holds it.
             entries: its length, if it has one.
-            faults: the page faults of each fork. A fork with fewer faults than pages has not copied them: this process
-                has written them since.
+            group: the forks. A fork with fewer page faults than pages has not copied them: this process has written
+                them since.
         """
         has_page = self._has_page[list(places)]
         # a page that several forks have was drawn so many times as often
         weights = self._pages_per_sample / has_page.sum(axis=1)
         by_fork = weights @ has_page
-        has_copied = faults >= _LEAST_FAULTS * by_fork
-        by_fork *= has_copied
+        has_copied = group.faults >= _LEAST_FAULTS * by_fork
+        by_fork = group.proven(by_fork * has_copied)
+        object_pages = int(group.proven(weights @ has_page[:, has_copied].any(axis=1)))
         return Copies(
             kind=kind,
             holder=holder,
             entries=entries,
-            object_bytes=int(weights @ has_page[:, has_copied].any(axis=1)) * PAGE_BYTES,
+            object_bytes=object_pages * PAGE_BYTES,
             copied_bytes=int(by_fork.sum()) * PAGE_BYTES,
             forks=int((by_fork > 0).sum()),
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from memwatch.monitor.copies import copies_in_forks
+from memwatch.monitor.copies import copies_in_forks, note_faults
 from memwatch.monitor.device_memory import HOW
 from memwatch.monitor.mappings import ProcessError
 from memwatch.monitor.rows import Row, rows_of
@@ -61,6 +61,7 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
 
     findings = _findings_about_copies() if children and pid in (None, os.getpid()) else []
     found = rows_of(pid, children=children)
+    note_faults()
     columns = {child: _private_bytes(child.pid) for child in found.children}
     own = {row.row: row for row in found.rows}
     for device in found.devices:

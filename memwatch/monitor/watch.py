@@ -26,7 +26,7 @@ from memwatch.monitor.budget import (
     SEARCHES_RATIO,
     Budget,
 )
-from memwatch.monitor.copies import LEAST_COPIED_BYTES
+from memwatch.monitor.copies import LEAST_COPIED_BYTES, note_faults
 from memwatch.monitor.device_memory import CACHE, TENSORS_ON_DEVICE, name_of_row
 from memwatch.monitor.history import (
     FEWEST_IN_ALL,
@@ -459,6 +459,7 @@ class Monitor:
         alive = {child.pid: child.uss_bytes for child in rows.children}
         first = self._children_uss_at_first
         self._children_uss_at_first = {pid: first.get(pid, uss_bytes) for pid, uss_bytes in alive.items()}
+        note_faults()
         sample = self._sample_of(rows)
         self._history.add(sample)
         if self._file is not None:

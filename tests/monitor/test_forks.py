@@ -199,6 +199,69 @@ def test_only_forks_that_copied_pages_are_accused(fresh_python):
     assert one_has_ended == 0  # this process may have copied the pages of the other one
 
 
+OF_OTHER_AGE = """
+import gc, json, os, signal, time
+from memwatch.monitor.copies import copied_structures, forks_of, note_faults
+
+gc.disable()
+texts = [f"text number {number}" for number in range(600_000)]
+
+def read():
+    for text in texts:
+        pass
+
+def busy():
+    for _ in range(30_000):
+        block = bytearray(1 << 20)  # malloc maps it and returns it
+        block[::4096] = bytes(256)
+        del block
+        if int(open("/proc/self/stat").read().rpartition(")")[2].split()[7]) > 40_000:
+            break
+
+def start(work):
+    done, told = os.pipe()
+    if not (pid := os.fork()):
+        work()
+        os.write(told, b"1")
+        signal.pause()
+    os.read(done, 1)
+    return pid
+
+def found(*works, between=int, readings=True):
+    if readings:
+        note_faults()
+    pids = []
+    for work in works:
+        pids.append(start(work))
+        between()
+        time.sleep(1.2)
+    copies = copied_structures(forks_of(pids))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return [[each.forks, each.copied_bytes, each.holder] for each in copies]
+
+print(json.dumps([
+    found(read, read, readings=False),
+    found(read, read),
+    found(int, int, between=read),
+    found(busy, busy, between=read),
+]))
+"""
+
+
+def test_copies_of_forks_that_started_at_other_times_are_beyond_the_faults_of_this_process(fresh_python):
+    """The forks of a twin sleep or take memory, while this process reads the texts."""
+    unknown, copied, asleep, busy = json.loads(fresh_python(OF_OTHER_AGE).stdout)
+    assert unknown == []  # nobody has read the faults of this process before the forks
+    ((forks, copied_bytes, holder),) = copied
+    assert forks == 2
+    assert 2 * 600_000 * 50 < copied_bytes < 2 * 600_000 * 100
+    assert "`texts`" in holder
+    assert asleep == []
+    assert busy == []
+
+
 def test_forks_of_different_age_are_not_compared():
     """This process may have written the pages between them."""
     forks = [Fork(number, start_s) for number, start_s in enumerate([30.0, 0.0, 0.4, 1.2, 9.0, 9.1])]
