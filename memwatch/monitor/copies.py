@@ -48,8 +48,8 @@ _LEAST_OBJECT_BYTES: Final = 4 << 20
 """A structure with fewer bytes of objects is not named. Forks also copy objects of libraries when they collect garbage:
 1.2 MiB is the largest structure (a table of torch's) of a program that imports torch, pandas and sympy."""
 _FEWEST_FORKS: Final = 2
-"""With one fork, the kernel does not show who copied a page: the fork, or this process, whose objects memwatch itself
-has read. With two forks of one age, a page that this process copied is still shared by the forks."""
+"""Two forks of one age still share a page that this process copied. With one fork, the kernel does not show who copied
+a page."""
 _MOST_READINGS: Final = 256
 """Readings of the page faults of this process that are kept. A guess: with more, every second one is dropped."""
 _MOST_SECONDS_BETWEEN: Final = 1.0
@@ -234,9 +234,9 @@ class _Group:
     Attributes:
         forks: the forks.
         pages: the pages that each has of its own.
-        faults: how many page faults each has had. Nobody has copied more pages than these.
-        faults_here: if there is only one fork, the page faults of this process since the fork: so many of its pages may
-            be the work of this process. None if they are not known.
+        faults: the page faults of each. A fork copies at most one page per fault.
+        faults_here: the page faults of this process since the fork, if there is only one fork. This process may have
+            copied so many of the pages. None if the faults are unknown.
     """
 
     forks: Sequence[Fork]
@@ -394,8 +394,7 @@ class _Sample:
             kind: the class of the structure.
             holder: the variable that holds it.
             entries: its length, if it has one.
-            group: the forks. A fork with fewer page faults than pages has not copied them: this process has written
-                them since.
+            group: the forks. If a fork has fewer page faults than pages, this process has copied the pages.
         """
         has_page = self._has_page[list(places)]
         # a page that several forks have was drawn so many times as often

@@ -127,7 +127,7 @@ def buffer_of_ctypes(obj: Any) -> range:
 
 
 def arrow_library() -> dict[str, Any]:
-    """Return the names of pyarrow's compiled module; none if the program has not imported it."""
+    """Return the names of pyarrow's compiled module. They are empty before the program imports pyarrow."""
     library = sys.modules.get("pyarrow.lib")
     return vars(library) if type(library) is ModuleType else {}
 
@@ -136,7 +136,7 @@ _ARROW_CLASSES: Final = ("Buffer", "Array", "ChunkedArray", "RecordBatch", "Tabl
 
 
 def arrow_classes() -> tuple[type, ...]:
-    """Return pyarrow's classes of objects that have buffers; none if the program has not imported pyarrow."""
+    """Return pyarrow's classes of objects with buffers. There are some only after the program has imported pyarrow."""
     library = arrow_library()
     return tuple(library[name] for name in _ARROW_CLASSES if name in library)
 
