@@ -127,6 +127,14 @@ def test_a_product_with_a_matrix_that_sums_over_the_samples_gets_no_split(produc
     assert _is_split(model, lambda x: product(model(x)).square().mean(), x) == is_offered
 
 
+@pytest.mark.parametrize("width", [16, 24])
+def test_a_linear_layer_combines_no_samples_of_images_that_are_as_wide_as_the_batch(width):
+    """Their storage `[16, 3, 16, 16]` has the sizes of the matrix `[768, 16]`. Its transpose fits the layer too."""
+    blocks = (nn.GELU() for _ in range(24))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * width, 8), nn.Linear(8, 400), *blocks)
+    assert _is_split(model, lambda x: model(x).square().mean(), torch.randn(16, 3, 16, width))
+
+
 class _Attention(nn.Module):
     def __init__(self, **options):
         super().__init__()

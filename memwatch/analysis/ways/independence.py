@@ -249,13 +249,26 @@ def _sums_over_samples(given: list[list[int]], result: list[int], derived: list[
     if stack > 1:
         return False
     if has_batch[0]:  # x @ w, or x.T @ w, which sums over the samples
-        summed, left = math.prod(second) // columns, math.prod(first[:-1])
-        return rows == first[-1] != left == summed
+        summed = math.prod(second) // columns
+        if _lies_as_matrix(first, rows, summed):
+            return False
+        return rows == first[-1] and summed == math.prod(first[:-1])
     if has_batch[1]:  # w @ x, which sums over the samples, or w @ x.T
         if columns == second[-1]:
             return True
         return columns != math.prod(second[:-1]) and columns % batch != 0
     return False
+
+
+def _lies_as_matrix(its: list[int], rows: int, columns: int) -> bool:
+    """Return True if a storage of these sizes is the matrix `[rows, columns]` without a transposition.
+
+    A batch of 32 images `[32, 3, 32, 32]`, flattened for a linear layer, also has the sizes of a transposed matrix,
+    because an image is as wide as the batch.
+    """
+    return any(
+        math.prod(its[:place]) == rows and math.prod(its[place:]) == columns for place in range(1, len(its))
+    )
 
 
 def _has_multiple(dimensions: list[int], batch: int) -> bool:
