@@ -127,10 +127,17 @@ def _to_run_next(reading: Reading) -> list[str]:
     lowest_bytes = int(ways["peak_bytes"][is_measured].min()) if any(is_measured) else reading.peak_bytes
     if not lowest_bytes or lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
         return []
-    lowest_mib = lowest_bytes / 2**20
-    rounded_up = math.ceil(lowest_mib) if lowest_mib >= 10 else math.ceil(lowest_mib * 10) / 10
-    limit = f"{rounded_up}MiB"
+    limit = _rounded_up(lowest_bytes)
     return [FIT_COMMAND.format(command=command_line(*memwatch_command(), "fit", "--limit", limit, *argv))]
+
+
+def _rounded_up(nbytes: int) -> str:
+    """Return a size that is short to type. It is at most a tenth larger, so it stays below the recorded peak."""
+    if nbytes >= 10 * 2**20:
+        return f"{math.ceil(nbytes / 2**20)}MiB"
+    if nbytes >= 2**20:
+        return f"{math.ceil(nbytes / 2**20 * 10) / 10}MiB"
+    return f"{math.ceil(nbytes / 2**10)}KiB" if nbytes >= 10 * 2**10 else f"{nbytes}B"
 
 
 class Report:

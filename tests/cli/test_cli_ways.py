@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import memwatch
 from memwatch.cli import main
+from memwatch.sizes import parse_bytes
 
 TRAINING = """
 import torch
@@ -44,6 +46,17 @@ def test_a_summary_ends_with_the_command_that_measures_its_ways(summary_of):
     assert command.endswith(
         " fit --limit 8.1MiB train.py --epochs 2"
     )  # whole, also where it exceeds the line
+
+
+def test_the_limit_of_a_small_program_is_below_its_peak(summary_of, tmp_path):
+    """A limit above the peak would measure the program itself and no change."""
+    script = TRAINING.replace("512, 128", "64, 8")
+    *_, command = summary_of(
+        "nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))", script
+    ).splitlines()
+    limit = command.partition(" --limit ")[2].partition(" ")[0]
+    prof = memwatch.load(tmp_path / "train.memwatch")
+    assert prof.ways["peak_bytes"].min() <= parse_bytes(limit) < prof.peak_bytes
 
 
 def test_the_command_is_left_out_if_it_measures_none_of_the_ways(summary_of):
