@@ -54,8 +54,9 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     """Run the program and print its leaks; return 1 if there are any, or the exception of the program."""
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
+    from memwatch.leaks.torchs_cycles import is_closed_by_torch
     from memwatch.report.console import line_width
-    from memwatch.words.leaks import FILLING_NOTE, NOT_SAID, grow_line
+    from memwatch.words.leaks import FILLING_NOTE, NOT_SAID, cycles_of_torch_line, grow_line
 
     found: list[Leak] = []
     at_end: list[Leak] = []
@@ -93,6 +94,9 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         found = error.leaks
     # the memory that each round adds is more precise than the sum at the end
     found = [leak for leak in found if not growth.has_leak_of(leak, check.leaked_storages(leak.cause))]
+    # the program can neither avoid nor break them, and they do not grow with its rounds
+    cycles_of_torch = [leak for leak in found if is_closed_by_torch(leak)]
+    found = [leak for leak in found if leak not in cycles_of_torch]
     grown_at = {leak.cause: growth.kept_by(leak, check.leaked_storages(leak.cause)) for leak in found}
     found = [leak for leak in found if grown_at[leak.cause] or not _is_of_module(leak)]
     # do not list a holder that grew as a possible result, too
@@ -117,6 +121,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     if not is_leak:
         _say_what_was_searched(growth, at_end, is_clean=is_clean, has_grown=bool(grown))
         _say_what_is_held(growth, at_end, told)
+    if cycles_of_torch:
+        say(cycles_of_torch_line(cycles_of_torch))
     return int(is_leak)
 
 

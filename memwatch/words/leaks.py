@@ -11,6 +11,7 @@ from memwatch.kinds.leaks import LeakKind, Remedy, RoundPlace
 from memwatch.sizes import format_bytes
 from memwatch.words.edges import edge_line, edge_phrase, reference_phrase
 from memwatch.words.places import place
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -66,6 +67,9 @@ KNOWN_LINE: Final = "  " + KNOWN
 KNOWN_REMEDY: Final = "{known}. If it is one here, {remedy}"
 """The same below a line about memory that grew."""
 ADVICE: Final = "  advice: {advice}"
+CYCLES_OF_TORCH: Final = (
+    "not counted: {cycles} ({size}) that torch's own code made; the garbage collector frees this memory"
+)
 NO_LEAKS: Final = "No leaks found"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
 TOTAL_OF_ALL: Final = "{amounts} leaked ({groups})"
@@ -318,6 +322,12 @@ def _amounts(leaks: Sequence[Leaked]) -> list[str]:
     if nodes:
         parts.append((of_nodes, _amount(LeakKind.GRAPH, {CPU: of_nodes}, nodes)))
     return [text for _, text in sorted(parts, key=lambda part: -part[0])]
+
+
+def cycles_of_torch_line(leaks: Sequence[Leaked]) -> str:
+    """Return the sentence about the cycles that torch's own code closed at the end of a program."""
+    size = format_bytes(sum(leak.nbytes for leak in leaks))
+    return CYCLES_OF_TORCH.format(cycles=counted(len(leaks), "cycle"), size=size)
 
 
 def page_headline(leaks: Sequence[Leaked], repeats: Sequence[str]) -> str:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from memwatch.kinds.edges import EdgeKind, VertexKind
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.kinds.edges import Edge, Vertex
+    from memwatch.kinds.edges import Vertex
     from memwatch.leaks import Leak
 
 
@@ -99,7 +94,6 @@ _CACHE_NAME: Final = re.compile(r"cache|memo|lazy|registry|pool", re.IGNORECASE)
 _TOOL_NAME: Final = re.compile(r"\bExceptionInfo\b|\b(Magic|Async|NonCallable)*(Mock|MagicProxy)\b")
 """Classes of pytest and unittest.mock that close cycles of their own."""
 _IMPORT_SYSTEM: Final = "<frozen importlib"
-_BUILT_BY_CLASS: Final = ("property", "getset_descriptor", "staticmethod", "classmethod")
 
 
 def kept_by_cache(leak: Leak) -> bool:
@@ -111,12 +105,13 @@ def kept_by_cache(leak: Leak) -> bool:
     if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
         return False
     from memwatch.leaks.cut import is_registration
+    from memwatch.leaks.torchs_cycles import vertices_of
 
     cut = leak.cut
     if is_registration(cut, leak.edges):
         return False
-    is_bounded = any(vertex.limit is not None for vertex in _vertices(cut.owner))
-    names = [cut.name or "", *(vertex.name for vertex in _vertices(cut.owner))]
+    is_bounded = any(vertex.limit is not None for vertex in vertices_of(cut.owner))
+    names = [cut.name or "", *(vertex.name for vertex in vertices_of(cut.owner))]
     return (
         leak.one_value
         or cut.kind.row.is_filled_on_first_use
@@ -131,101 +126,14 @@ def made_by_machinery(leak: Leak) -> bool:
     `with pytest.raises(...) as info` refers to the call it stands in. Every MagicMock refers to itself, and to
     the arguments it was called with. A module that a running call imports for the first time may keep the frames of
     that call until gc runs. torch.fx does so in the first optimizer step of a process.
-    `torch.jit.script` and `torch.utils._pytree` define functions or classes on each call that refer to themselves, and
-    a module that `torch.fx` traces refers to its graph, which refers to the module.
-
-    If C++ holds a class that `torch.compile` defined for one call, gc cannot free the loops through the class. They
-    are torch's own if nothing but the code of torch's classes and functions closes them.
     """
-    cycle = leak.edges[: leak.cycle_length]
-    if leak.kind == "uncollectable":
-        return all(map(_is_fixed_in_code, cycle)) and _written_by_torch(cycle)
-    if leak.kind != "cycle":
-        return False
-    return any(map(_is_tool, _ends(cycle))) or _written_by_torch(cycle)
+    from memwatch.leaks.torchs_cycles import ends_of, is_closed_by_torch
 
-
-def _is_fixed_in_code(edge: Edge) -> bool:
-    """Return True for a reference that no other code can make or end.
-
-    It belongs to a class, a function, a tuple, or the graph that the call made. A hook, an attribute of an object and
-    an entry of another container are the work of any code.
-    """
-    owner = "" if edge.owner is None else edge.owner.name
-    is_part = edge.kind is EdgeKind.ATTRIBUTE and not _set_anywhere(edge)
-    is_of_tuple = edge.kind is EdgeKind.ITEM and owner.partition(" ")[0] == "tuple"
-    return (
-        is_part
-        or is_of_tuple
-        or edge.kind.row.is_written_in_file
-        or edge.kind in (EdgeKind.CLASS_OF, EdgeKind.GRAD_FN)
-    )
+    if is_closed_by_torch(leak):
+        return True
+    return leak.kind == "cycle" and any(map(_is_tool, ends_of(leak.edges[: leak.cycle_length])))
 
 
 def _is_tool(vertex: Vertex) -> bool:
     imports = vertex.file is not None and vertex.file.startswith(_IMPORT_SYSTEM)
     return imports or _TOOL_NAME.search(vertex.name) is not None
-
-
-def _written_by_torch(cycle: Iterable[Edge]) -> bool:
-    import torch
-
-    cycle = list(cycle)
-    home = Path(torch.__file__).resolve().parent
-    # an attribute of a class itself has no line in the code of its file
-    places = [(edge.file, edge.line is not None or edge.kind.row.is_written_in_file) for edge in cycle]
-    places += [(end.file, end.line is not None) for end in _ends(cycle)]
-    files = [Path(file).resolve() for file, placed in places if file and placed and file.endswith(".py")]
-    if not files or not all(file.is_relative_to(home) for file in files):
-        return False
-    folders = {file.parent for file in files}
-    by_torch = [_is_stored_in(folders, edge.name) for edge in cycle if _set_anywhere(edge)]
-    closed_by_torch = any(edge.kind.row.is_written_in_file or _is_private_attribute(edge) for edge in cycle)
-    return closed_by_torch and all(by_torch)
-
-
-def _set_anywhere(edge: Edge) -> bool:
-    """Return True for an attribute of an instance, which any code may set."""
-    if edge.kind is not EdgeKind.ATTRIBUTE or edge.owner is None:
-        return False
-    return edge.owner.kind is not VertexKind.FUNCTION and edge.owner.name not in _BUILT_BY_CLASS
-
-
-def _is_private_attribute(edge: Edge) -> bool:
-    return _set_anywhere(edge) and (edge.name or "").startswith("_")
-
-
-def _is_stored_in(folders: Iterable[Path], name: str | None) -> bool:
-    """Return True if a statement in some folders of torch sets an attribute of this name.
-
-    `Graph._owning_module` is set by `torch.fx`; an attribute that the program puts on a module of torch is not.
-    """
-    return name is not None and any(name in _stored_attributes(folder, name) for folder in folders)
-
-
-@functools.cache
-def _stored_attributes(folder: Path, name: str) -> frozenset[str]:
-    """Return the attributes that statements set in the files of a folder that contain a name."""
-    found: set[str] = set()
-    for file in folder.glob("*.py"):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if name in text:
-            nodes = ast.walk(ast.parse(text))
-            stored = (
-                node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            )
-            found.update(node.attr for node in stored)
-    return frozenset(found)
-
-
-def _ends(edges: Iterable[Edge]) -> Iterator[Vertex]:
-    for edge in edges:
-        for end in (edge.owner, edge.target, edge.reader):
-            yield from _vertices(end)
-
-
-def _vertices(vertex: Vertex | None) -> Iterator[Vertex]:
-    """Yield an object and the function inside it."""
-    while vertex is not None:
-        yield vertex
-        vertex = vertex.inner
