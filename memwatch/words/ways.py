@@ -165,6 +165,8 @@ _SPLIT_OBSTACLES: Final = {
     "processes": "several processes train together",
     "inputs": "the inputs of the model differ in their first dimension",
     "later inputs": "a later call of the model has an input whose first dimension is not a multiple of the batch",
+    "library": "a library calls the backward: {op}. If the loss is a mean over independent samples, smaller batches "
+    "have the same effect: let the library accumulate their gradients",
 }
 
 

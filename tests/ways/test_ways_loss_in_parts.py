@@ -238,7 +238,9 @@ def test_it_is_not_offered_for_a_loss_that_a_library_computes(monkeypatch):
     from memwatch.own_code import CodeOwner
 
     prof = _recorded(_Training(_of_function))
-    monkeypatch.setattr(
-        places.CallStacks, "owners", lambda self, stack: [CodeOwner.TORCH, CodeOwner.INSTALLED]
-    )
+
+    def owners(self, stack):
+        return [CodeOwner.TORCH, *[CodeOwner.INSTALLED] * (len(self.frames(stack)) - 1)]
+
+    monkeypatch.setattr(places.CallStacks, "owners", owners)
     assert _way_of(prof) is None

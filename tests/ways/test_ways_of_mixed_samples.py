@@ -474,6 +474,27 @@ def test_the_decision_names_terms_that_the_counts_of_targets_do_not_fit(other_te
     assert ("other terms" in _decision(loss_of, x, _TARGETS)) == is_named
 
 
+@pytest.mark.parametrize("has_two_terms", [False, True])
+def test_the_losses_of_accumulated_batches_are_no_terms_of_one_loss(has_two_terms):
+    """Each backward has one loss. The loss of the twin has cross entropies with other targets."""
+    model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)
+    others = _TARGETS.flip(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step():
+        for targets in (_TARGETS, others):
+            z = model(x).mT
+            loss = functional.cross_entropy(z, targets) / 2
+            if has_two_terms:
+                loss = loss + functional.cross_entropy(z, others.flip(0))
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = _parts(record_steps(step)).iloc[0]
+    assert ("other terms" in found["decision"]) == has_two_terms
+
+
 def test_a_split_is_an_estimate_if_a_mask_picks_much_of_the_batch():
     """The sizes of what it picks do not follow from the recording."""
     model, x = _chain(), torch.randn(_BATCH, _TIME, _WIDTH)

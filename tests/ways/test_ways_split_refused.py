@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from recorded_steps import record_steps
@@ -198,6 +200,29 @@ def test_a_note_gives_the_reason_why_the_batch_is_not_split(loss_of, reason):
 def test_a_note_says_which_programs_the_code_does_not_fit(name, reason):
     (note,) = _notes_about_the_split(profile_two_steps(make_program(name)))
     assert reason in note
+
+
+@pytest.mark.parametrize("owner", ["library", "program"])
+def test_a_backward_that_a_library_calls_gets_a_note_and_no_split(owner, tmp_path, monkeypatch):
+    """The code of the change replaces the call of backward. The user cannot edit a library, but the twin."""
+    folder = tmp_path / ("site-packages" if owner == "library" else "mine")
+    folder.mkdir()
+    (folder / f"trainer_of_{owner}.py").write_text("def run_backward(loss):\n    loss.backward()\n")
+    monkeypatch.syspath_prepend(folder)
+    run_backward = importlib.import_module(f"trainer_of_{owner}").run_backward
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(96, 96), nn.GELU()) for _ in range(5)))
+    inputs = torch.randn(256, 96)
+
+    def step():
+        model.zero_grad()
+        run_backward(model(inputs).square().mean())
+
+    prof = record_steps(step)
+    assert ("micro_batches" in {*prof.ways["kind"]}) == (owner == "program")
+    notes = _notes_about_the_split(prof)
+    assert len(notes) == (owner == "library")
+    assert all("a library calls" in note for note in notes)
 
 
 def test_no_note_says_that_a_batch_is_not_split_where_this_would_lower_nothing():

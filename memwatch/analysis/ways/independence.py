@@ -159,6 +159,7 @@ class Obstacle(Enum):
     PROCESSES = "processes"
     INPUTS = "inputs"
     LATER_INPUTS = "later inputs"
+    LIBRARY = "library"
 
 
 class Refusal(NamedTuple):
@@ -651,8 +652,12 @@ class BatchMeans:
             self.read_by = op
 
     def begin_forward(self) -> None:
-        """Note that a backward has ended. What a program computes before its next forward belongs to the batch."""
+        """Note that a backward has ended. What a program computes before its next forward belongs to the batch.
+
+        The next forward has a loss of its own, also if the program accumulates gradients.
+        """
         self._has_begun = False
+        self._targets.clear()
 
     def begin_pass(self) -> None:
         """Note that a forward begins. What a program computes before it calls its model belongs to the batch."""

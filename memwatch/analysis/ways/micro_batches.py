@@ -18,7 +18,7 @@ values of such an argument in another order. The gradient of a parameter has non
 `micro_batches` returns a refusal if the parts of a batch train differently from the whole batch (`independence.py`). It
 also does so if the code of this change does not fit the step. That is so if a later call of the model gets only
 results, and among them results of its earlier calls, as in a rollout. It is also so if several backwards run through
-one forward.
+one forward, or if a library calls the backward.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from memwatch.analysis.ways.step_in_backward import OF_JOBS, gradients_of_parame
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
 from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, RECOMPUTE
 from memwatch.kinds.roles import ROLES
+from memwatch.own_code import CodeOwner
 from memwatch.words import ways as words
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ _SMALLEST_NUMBER_BYTES: Final = 2
 """Bytes of a bfloat16 number, the smallest number that a loss may be. The bytes of a larger type are a multiple of
 these 2 bytes, so memory for one number per sample is found for each type. One number of 4 to 16 bytes may be mistaken
 for a batch of 2, 4 or 8 samples. That is an error of at most 16 bytes."""
+_CALLS_OF_BACKWARD: Final = ("backward", "grad")
+"""Functions of torch that run a backward."""
 _MOST_PARTS: Final = 8
 """The largest number of parts that is tried. A guess."""
 _LITTLE_RATIO: Final = 0.01
@@ -177,6 +180,8 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         refusal = Refusal(Obstacle.CREATED)
     if np.isin(roles["role"], OF_JOBS).any():
         refusal = Refusal(Obstacle.PROCESSES)
+    if refusal is None:  # otherwise the batches that a library accumulates would train differently too
+        refusal = _backward_in_library(facts, passes)
     rows = followed.rows[~_are_kept_by_each_part(facts, followed.rows, passes)]
     is_exact = not (
         _has_large_workspace(facts, rows)
@@ -205,6 +210,29 @@ def left_out(facts: Facts) -> str:
         return ""
     state = state_of_forward(facts, changed_attributes(facts))
     return words.state_between_parts(state.read) if state.read else ""
+
+
+def _backward_in_library(facts: Facts, passes: list[Pass]) -> Refusal | None:
+    """Return the refusal if a trainer's library calls backward: the code of this change replaces that call."""
+    ops = facts.capture.tables["ops"]
+    is_backward = np.isin(ops["phase"], IN_BACKWARD)
+    for each in passes:
+        first = each.start_op + int(np.argmax(is_backward[each.start_op : each.end_op]))
+        stack = int(ops["stack"][first])
+        if stack == NONE:
+            continue
+        frames, owners = facts.call_stacks.frames(stack), facts.call_stacks.owners(stack)
+        # from the outside, because torch's backward may call a Function of a library
+        caller = None
+        for frame, owner in zip(reversed(frames), reversed(owners), strict=True):
+            if owner is CodeOwner.TORCH and frame.function in _CALLS_OF_BACKWARD:
+                break
+            caller = owner if owner.calls_torch else caller
+        else:
+            continue
+        if caller is CodeOwner.INSTALLED:
+            return Refusal(Obstacle.LIBRARY, first)
+    return None
 
 
 def _has_large_workspace(facts: Facts, rows: IntArray) -> bool:
