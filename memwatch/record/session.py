@@ -263,7 +263,7 @@ class Session:
             text = f"{calls} of compiled code ran: only the allocator saw what they used"
             self._notes.note("compiled", text)
         for kind in sorted(self.storages.unseen):
-            text = f"tensors of kind {kind} show no storage: only the allocator events count their bytes"
+            text = f"some tensors ({kind}) have no storage: the peak counts their bytes without names and holders"
             self._notes.note("unseen", text)
         self._notes.note_missing()
         lost_events = 0 if self._allocator is None else self._allocator.lost_events
