@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from memwatch.kinds.edges import EdgeKind
-
 if TYPE_CHECKING:
     from memwatch.analysis.findings.finding import Finding
     from memwatch.kinds.edges import Vertex

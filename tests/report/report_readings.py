@@ -12,6 +12,7 @@ from memwatch.analysis.facts.endings import CutOff
 from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.analysis.tables import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
+from memwatch.kinds.findings import FindingKind
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.own_code import CodeOwner
 
@@ -244,7 +245,7 @@ def hostile() -> HandMade:
         notes=[("hostile", text) for text in HOSTILE],
         findings=[
             SimpleNamespace(
-                kind=text,
+                kind=FindingKind.DRAG,  # memwatch names the kind, not the program
                 nbytes=1,
                 holder=text,
                 holder_at=text.__add__,
