@@ -30,7 +30,7 @@ from memwatch.heap.frames import is_import, is_own_code
 from memwatch.heap.names import instance_dict
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
-from memwatch.heap.roots import Root
+from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.search import search
 from memwatch.heap.shapes import key_of
 from memwatch.heap.snapshot import Snapshot
@@ -94,6 +94,18 @@ class Reached:
         A parameter does not leak, but objects behind it may: a graph behind its gradient, its attributes.
         """
         return self._from_program(self._own | self._state.edges)
+
+    @cached_property
+    def from_modules(self) -> Tree:
+        """The objects that the variables of modules reach past legitimate holders."""
+        snapshot = self._snapshot
+        modules = [
+            place
+            for place, root in enumerate(snapshot.roots, start=snapshot.first_root)
+            if root.kind is RootKind.MODULES and not root.runner
+        ]
+        cut = self._own | self._state.edges
+        return search(snapshot, [modules], closed=snapshot.barriers(), cut=cut)
 
     @cached_property
     def through_state(self) -> Tree:
@@ -683,6 +695,7 @@ class HolderSearch:
                 if past_graphs.reaches(position):
                     chain = past_graphs.path(position)
             chain = self._by_lagging_end(snapshot, reached, chain, past_ends)
+            chain = _from_lasting_root(snapshot, reached, chain)
             survivor = self.explain_retained(snapshot, chain, storages[position])
             if survivor is not None:
                 del storages[position]
@@ -838,6 +851,25 @@ class HolderSearch:
         if kind not in self._one_more:
             self._one_more[kind] = has_older_of_its_class(snapshot, values, entry)
         return self._one_more[kind]
+
+
+def _from_lasting_root(snapshot: Snapshot, reached: Reached, chain: list[int]) -> list[int]:
+    """Return a path from a module, in place of a path from a running call, to the same container.
+
+    The call ends, and then the module alone keeps the container. The shortest path is mostly the call's.
+
+    Args:
+        snapshot: the open graph.
+        reached: what its roots reach.
+        chain: the path.
+    """
+    root = snapshot.objects[chain[0]]
+    if type(root) is not Root or root.kind is not RootKind.FRAME:
+        return chain
+    owner = next((at for at, is_old in enumerate(are_old(snapshot, chain)) if at and not is_old), 1) - 1
+    if not owner or not reached.from_modules.reaches(chain[owner]):
+        return chain
+    return [*reached.from_modules.path(chain[owner]), *chain[owner + 1 :]]
 
 
 def storages_of(made: Iterable[NewStorage]) -> Iterator[torch.UntypedStorage]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 
+import pytest
 import torch
 
+from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
-from memwatch.leaks import find_leaks
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 
 def data():
@@ -28,6 +30,13 @@ class Trainer:
 
 
 TRAINER = Trainer()
+
+
+def by_one_pass(step):
+    """Return the leaks of one call."""
+    with pytest.raises(TensorLeakError) as info, check_leaks():
+        step()
+    return info.value.leaks
 
 
 PRODUCERS = []
@@ -51,6 +60,22 @@ def test_a_global_variable_is_named_before_the_argument_self_of_a_running_call()
     (leak,) = TRAINER.leaks()
     assert leak.holder.startswith("global `TRAINER` of module ")
     assert TRAINER.leaks_of_a_value() == []
+
+
+@pytest.mark.parametrize("find", [find_leaks, by_one_pass])
+def test_a_global_variable_is_named_before_a_local_one_that_is_nearer(find):
+    kept = TRAINER.kept  # one reference from the list; the global variable needs two
+    (leak,) = find(lambda: kept.append(data()))
+    assert leak.holder.startswith("global `TRAINER` of module ")
+    assert leak.edges[-1].kind is EdgeKind.ITEM
+
+
+@pytest.mark.parametrize("find", [find_leaks, by_one_pass])
+def test_a_local_variable_is_named_if_a_global_one_leads_to_another_list(find):
+    local = TRAINER.other = []
+    del TRAINER.other
+    (leak,) = find(lambda: local.append(data()))
+    assert leak.edges[0].kind in (EdgeKind.LOCAL, EdgeKind.CLOSURE_CELL)
 
 
 def test_an_argument_is_named_if_nothing_else_has_the_object():
