@@ -247,6 +247,8 @@ def check_is_database(source: pathlib.Path) -> None:
     """
     if source.is_dir():
         raise CaptureError(f"{source} is a directory; name a capture, a file that `memwatch run` wrote")
+    if os.path.lexists(source) and not source.is_file():  # a pipe, a device, a link to nothing
+        raise CaptureError(f"{source} is not a regular file; name a capture, which `memwatch run` wrote")
     if not source.is_file():
         raise CaptureError(f"{source} is not a file; record one with `memwatch run -o {source} script.py`")
     with source.open("rb") as file:

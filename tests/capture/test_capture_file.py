@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import memwatch
 from memwatch.capture import Capture, CaptureError, load, save
+from memwatch.capture.check import check_is_database
 from memwatch.capture.columns import INTEGER_TABLES, Note
 from memwatch.capture.derived import DERIVED
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
@@ -211,3 +213,14 @@ def test_reading_leaves_the_file_alone(recorded):
         recorded.parent.chmod(0o755)
     assert recorded.read_bytes() == before
     assert [path.name for path in recorded.parent.iterdir()] == [recorded.name]
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to(path), lambda path: path.symlink_to("gone")]
+)
+def test_what_is_there_but_no_file_is_not_named_as_an_output(tmp_path, make):
+    path = tmp_path / "run.memwatch"
+    make(path)
+    with pytest.raises(CaptureError, match="not a regular file; name a capture") as info:
+        check_is_database(path)
+    assert "memwatch run -o" not in str(info.value)
