@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from memwatch._torch.autograd import next_sequence_nr
+from memwatch._torch.lookup import is_older_than
 from memwatch._torch.tensors import use_count_of
 from memwatch.heap.c_held import borrowed_memories
 from memwatch.heap.classes import derives, ids_of, of_classes
@@ -26,7 +27,7 @@ from memwatch.heap.frames import is_own_code
 from memwatch.heap.pause import collect
 from memwatch.heap.roots import count_hidden_callbacks_at_exit
 from memwatch.heap.search import search
-from memwatch.heap.snapshot import Snapshot
+from memwatch.heap.snapshot import UNREACHED, Snapshot
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from types import FrameType, TracebackType
 
+    from memwatch.leaks.diagnose import Keepers
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.ledger import Change
     from memwatch.leaks.new_storages import NewStorage
@@ -73,9 +75,12 @@ class NearbySearch(HolderSearch):
         deep: True if something that gc does not show, such as a numpy array, holds one of them.
         may_be_in_c: the ids of the survivors above which there are tensors at most, which C++ may hold.
         young: the ids of the young objects.
+        kept: storages that only a keeper keeps, each with its name, by their ids; see `check_leaks.name_keepers`.
     """
 
-    def __init__(self, storages: Sequence[NewStorage], exempt: Exemptions, known: KnownCauses) -> None:
+    def __init__(
+        self, storages: Sequence[NewStorage], exempt: Exemptions, known: KnownCauses, keepers: Keepers = dict
+    ) -> None:
         borrowed = borrowed_memories(storages_of(storages), _all_tensors)
         owned = [each for each in storages if id(each.ref()) not in borrowed]
         super().__init__(owned, exempt, [], per_call=False, known=known)
@@ -83,6 +88,9 @@ class NearbySearch(HolderSearch):
         self.deep = False
         self.may_be_in_c: set[int] = set()
         self._new: set[int] = set()
+        self.keepers = keepers
+        self.kept: dict[int, tuple[str, NewStorage]] = {}
+        self._state_of_keepers: set[int] = set()
 
     def explain(self) -> Diagnosis:
         """Explain what can be explained here, the kinds of leaks included; garbage of young objects is collected."""
@@ -91,6 +99,8 @@ class NearbySearch(HolderSearch):
         old: set[int] | None = None
         diagnosis = Diagnosis()
         for made, guess in zip(self._storages, guesses, strict=True):
+            if id(made) in self.kept or id(made) in self._state_of_keepers:
+                continue
             held = guess
             if guess is not None and (guess.unreachable or not made.alive):
                 held = guess.of_kind()
@@ -126,14 +136,49 @@ class NearbySearch(HolderSearch):
     def _guesses(self) -> list[Survivor | None]:
         """Return for each survivor the explanation by young objects and known causes alone, or None."""
         roots, along_ways = self._known.walk()
+        ways = self._known.walk_keepers(self.keepers())
+        count = len(ways.roots)
+        more = [obj for obj in along_ways if id(obj) not in ways.objects]
         # no list: it would be listed, and refer to them
-        extra = chain(storages_of(self._storages), along_ways)
-        with Snapshot(extra, deep=True, roots=roots) as snapshot:
-            del along_ways, extra
+        extra = chain(storages_of(self._storages), more, ways.objects.values())
+        with Snapshot(extra, deep=True, roots=[*ways.roots, *roots]) as snapshot:
+            of_state, of_keepers = ways.of_state, set(ways.objects)
+            ways.roots.clear()
+            ways.objects.clear()
+            more.clear()
+            del along_ways, extra, ways
             self.young = snapshot.young
-            if not all(made.certain for made in self._storages):
+            if count or not all(made.certain for made in self._storages):
                 self._note_new(snapshot)
+            if count:
+                self._note_kept(snapshot, count, of_keepers, of_state)
             return list(self._nearby(snapshot))
+
+    def _note_kept(self, snapshot: Snapshot, count: int, of_keepers: set[int], of_state: set[int]) -> None:
+        """Note the storages that a keeper reaches and nothing else holds, by the references to all objects above them.
+
+        Args:
+            snapshot: the open graph.
+            count: number of roots that stand for keepers, the first ones.
+            of_keepers: ids of the older objects along the ways from keepers, which the program does not reach.
+            of_state: ids of older objects that lead only to the state of models.
+        """
+        references = References(snapshot, of_keepers)
+        for place, root in enumerate(snapshot.roots[:count], start=snapshot.first_root):
+            tree = search(snapshot, [[place]])
+            for made in self._storages:
+                storage = made.ref()
+                position = UNREACHED if storage is None else snapshot.position(storage)
+                if position < 0 or id(storage) not in self._new or not tree.reaches(position):
+                    continue
+                if not references.are_all_listed(position):
+                    continue
+                above = (snapshot.objects[at] for at in reversed(tree.path(position)[1:-1]))
+                holder = next((id(obj) for obj in above if id(obj) in of_keepers), 0)
+                if holder in of_state:
+                    self._state_of_keepers.add(id(made))
+                else:
+                    self.kept[id(made)] = str(root.entries[0].name), made
 
     def _nearby(self, snapshot: Snapshot) -> Iterator[Survivor | None]:
         reached = Reached(snapshot, self._exempt)
@@ -182,6 +227,59 @@ class NearbySearch(HolderSearch):
         young = () if self.young is None else self.young
         is_old = ~np.isin(ids_of(tensors), young)
         return ids_behind(compress(tensors, is_old.tolist()))
+
+
+class References:
+    """Compares the references to objects that Python counts with those in a snapshot of young objects.
+
+    Args:
+        snapshot: the open graph.
+        allowed: ids of the older objects that may refer to young ones.
+    """
+
+    # the list of objects, the variable `obj`, and the argument of `getrefcount`
+    _OWN: Final = 3
+    # All of C++ together holds the Python object of a tensor or node once. Measured with torch 2.13; with an older one
+    # the references do not add up, and the whole heap is searched.
+    _CPP_HOLDS: Final = not is_older_than(2, 13)
+
+    def __init__(self, snapshot: Snapshot, allowed: set[int]) -> None:
+        self._snapshot = snapshot
+        self._allowed = set(snapshot.positions(allowed))
+        self._starts, self._referrers = snapshot.reversed()
+        self._listed: dict[int, bool] = {}
+
+    def are_all_listed(self, position: int) -> bool:
+        """Return True if the young objects above a storage have no holders but each other and the allowed ones."""
+        snapshot = self._snapshot
+        todo, seen = [position], {position}
+        while todo:
+            place = todo.pop()
+            if place != position and not self._is_listed(place):
+                return False
+            # by positions: a variable for the owner would be one more reference to it
+            for owner in self._above(place):
+                if owner in seen or owner in self._allowed:
+                    continue
+                if snapshot.is_old(owner) or owner >= snapshot.first_root:
+                    return False
+                seen.add(owner)
+                todo.append(owner)
+        return True
+
+    def _above(self, place: int) -> list[int]:
+        owners: list[int] = self._referrers[self._starts[place] : self._starts[place + 1]].tolist()
+        return owners
+
+    def _is_listed(self, place: int) -> bool:
+        if place not in self._listed:
+            owners, obj = self._above(place), self._snapshot.objects[place]
+            native = {at for at in owners if self._snapshot.native_edge(at, place) is not None}
+            # the snapshot keeps a record of each reference in C++
+            known = self._OWN + sum(at not in native for at in owners) + len(native)
+            known += bool(native) and self._CPP_HOLDS
+            self._listed[place] = sys.getrefcount(obj) <= known
+        return self._listed[place]
 
 
 def _all_tensors() -> list[Any]:
@@ -274,6 +372,12 @@ class check_leaks:  # noqa: N801 - used like a function
         self._may_have_grown = False
         self._noted_ops: int | None = None
         self._leaked: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}
+        self._kept: list[tuple[str, NewStorage]] = []
+
+    @property
+    def kept(self) -> list[tuple[str, NewStorage]]:
+        """The storages of the last block that only a keeper keeps, with its name; see `name_keepers`."""
+        return self._kept
 
     @property
     def may_have_grown(self) -> bool:
@@ -301,7 +405,7 @@ class check_leaks:  # noqa: N801 - used like a function
         finally:
             block.stop()
         self._may_have_grown, self._noted_ops = block.may_have_grown, block.noted_ops
-        self._leaked = block.leaked
+        self._leaked, self._kept = block.leaked, block.kept
         if leaks:
             raise TensorLeakError(leaks) from error
 
@@ -331,6 +435,10 @@ class check_leaks:  # noqa: N801 - used like a function
     def keep(self, *objects: object) -> None:
         """Exempt what the caller of the block holds: its arguments and its result."""
         self._blocks[-1].exempt.objects.update(map(id, objects))
+
+    def name_keepers(self, keepers: Keepers) -> None:
+        """Name objects of the caller that outlive the block. What only these keep is no leak, but is in `kept`."""
+        self._blocks[-1].keepers = keepers
 
     def set_aside(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Report none of these storages, whatever keeps them."""
@@ -391,6 +499,8 @@ class _Block:
         self.aside: set[int] = set()  # ids of storages that are not reported
         self.leaked: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}  # by the cause of each leak
         self.is_given_up = False
+        self.keepers: Keepers = dict
+        self.kept: list[tuple[str, NewStorage]] = []
 
     def young(self) -> list[object]:
         """Return the tensors and nodes that the block made; drop the list soon."""
@@ -453,8 +563,11 @@ class _Block:
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
         """Search nearby first, and through the whole heap only for the remaining survivors."""
-        nearby = NearbySearch(survivors, self.exempt, self._known)
+        # an older tensor with a new graph holds nodes of the block, and the young objects do not show it
+        keepers = dict if self._ledger.older_ends() else self.keepers
+        nearby = NearbySearch(survivors, self.exempt, self._known, keepers)
         diagnosis = nearby.explain()
+        self.kept = list(nearby.kept.values())
         by_c_alone = autocast_depth() > self._autocast_depth
         arguments = count_hidden_callbacks_at_exit() > self._callbacks_at_exit
         if not (by_c_alone or arguments) and nearby.rest_is_in_c():
@@ -467,6 +580,7 @@ class _Block:
             young=nearby.young,
             deep=nearby.deep,
             threads=self._threads.started(),
+            keepers=self.keepers,
         )
         unreachable = {id(survivor.storage) for survivor in far.unreachable}
         far.tell_kinds(by_c_alone=by_c_alone, arguments=arguments)
@@ -476,6 +590,7 @@ class _Block:
         diagnosis.retained += far.retained
         diagnosis.unreachable += far.unreachable
         diagnosis.released = far.released
+        self.kept += far.kept
         return diagnosis
 
     @property

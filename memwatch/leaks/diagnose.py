@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -340,6 +341,8 @@ _USES: Final = re.compile(f"LOAD|{_STORE}")
 _JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
 _OF_MODULE: Final = "<module>"
 _FAR: Final = 24  # references between a loop and what hangs on it
+Keepers = Callable[[], Mapping[str, object]]
+"""Returns objects by name; called while a snapshot is open, so that nothing else holds them meanwhile."""
 Explained = tuple["Survivor", list[int]]
 """A survivor, and its path from a root as positions in the snapshot."""
 
@@ -353,6 +356,7 @@ class Diagnosis:
         unreachable: storages that no root reaches. Only a collection shows their kind.
         elders: storages from before the runs at the same holders.
         released: ids of storages that only names of the block keep alive; for one pass that left something.
+        kept: storages that no root of the program reaches, but a named object of the check's caller, with its name.
         oldest_generation: the oldest of gc's generations with a holder of an unreachable storage.
         time_s: clock before the snapshot, in seconds.
     """
@@ -361,6 +365,7 @@ class Diagnosis:
     unreachable: list[Survivor] = field(default_factory=list)
     elders: list[Holding] = field(default_factory=list)
     released: set[int] = field(default_factory=set)
+    kept: list[tuple[str, NewStorage]] = field(default_factory=list)
     oldest_generation: int = _OLDEST
     time_s: float = field(default_factory=time.monotonic)
 
@@ -405,6 +410,7 @@ def diagnose(
     old: NDArray[np.int64] | None = None,
     deep: bool = False,
     threads: Collection[int] = (),
+    keepers: Keepers = dict,
 ) -> Diagnosis:
     """Find the holders of the storages that outlived the runs that made them.
 
@@ -419,12 +425,13 @@ def diagnose(
         old: identities of the objects from before the runs; by default those out of gc's youngest generation.
         deep: True if an object that gc does not show is known to hold one of them.
         threads: identifiers of the threads that the runs started.
+        keepers: returns objects of the check's caller that may keep what the runs made, by name.
     """
     time_s = time.monotonic()
     if not storages:
         return Diagnosis(time_s=time_s)
     search_ = HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, known=known)
-    search_.young, search_.old, search_.threads = young, old, threads
+    search_.young, search_.old, search_.threads, search_.keepers = young, old, threads, keepers
     diagnosis = search_.run(deep=deep or is_hidden(storages))
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
@@ -455,6 +462,7 @@ class HolderSearch:
         self.young: NDArray[np.int64] | None = None
         self.old: NDArray[np.int64] | None = None
         self.threads: Collection[int] = ()
+        self.keepers: Keepers = dict
         self._borrowed: set[int] = set()  # ids of storages with no memory of their own
         self._owners: set[int] = set()  # positions of what holds the survivors
         self._excusing: set[int] = set()  # and of containers that are no leak
@@ -511,6 +519,8 @@ class HolderSearch:
                 diagnosis.add(survivor, reachable=False)
             else:
                 in_everyone[position] = made
+        if in_everyone:
+            diagnosis.kept = list(self._by_keeper(snapshot, reached, in_everyone))
         if in_everyone and reached.new_optimizers and not self._per_call:
             explained += self._of_added_optimizers(snapshot, reached, in_everyone)
         if loops is not None and loops.are_young and self.old is None:
@@ -530,6 +540,32 @@ class HolderSearch:
         if self._per_call:
             diagnosis.retained = self._with_other_holders(snapshot, reached, chosen)
         return diagnosis
+
+    def _by_keeper(
+        self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
+    ) -> Iterator[tuple[str, NewStorage]]:
+        """Yield the storages that a named object of the caller reaches, except for the state of models.
+
+        The ways to both are remembered.
+        """
+        left = dict(storages)
+        for name, keeper in self.keepers().items():
+            place = snapshot.position(keeper)
+            if place < 0 or not left:
+                continue
+            modules = snapshot.positions(map(id, snapshot.instances(ModuleType)))
+            tree = search(snapshot, [[place]], closed=snapshot.barriers().union(modules) - {place})
+            for position in [each for each in left if tree.reaches(each)]:
+                made, chain = left.pop(position), tree.path(position)
+                is_state = position in reached.legitimate
+                # the keeper itself is older, though a dictionary that was empty looks young
+                old = [True, *are_old(snapshot, chain)[1:]]
+                end = old.index(False) if False in old else len(old)
+                if not reached.past_state.reaches(chain[end - 1]):
+                    objects = [snapshot.objects[at] for at in chain[:end]]
+                    self._known.learn_way_of_keeper(name, objects, is_state=is_state)
+                if not is_state:
+                    yield name, made
 
     def _with_other_holders(
         self, snapshot: Snapshot, reached: Reached, explained: Sequence[Explained]

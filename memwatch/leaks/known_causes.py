@@ -14,7 +14,7 @@ import gc
 import sys
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -30,7 +30,7 @@ from memwatch.leaks.excuses import Slots
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
@@ -76,6 +76,8 @@ def _is_of_name(survivor: Survivor) -> bool:
 
 _MOST_WAYS: Final = 200
 """Ways that are remembered. With more of them, the oldest is forgotten. A guess."""
+_MOST_WAYS_OF_KEEPERS: Final = 5_000
+"""A model of a fixture has a way to each parameter, whose gradient a test may make. A guess."""
 
 
 class KnownCauses:
@@ -89,6 +91,8 @@ class KnownCauses:
 
     def __init__(self) -> None:
         self._ways: dict[tuple[int, ...], None] = {}
+        # by the name of a keeper: whether only the state of models was found at the end of a way
+        self._ways_of_keepers: dict[str, dict[tuple[int, ...], bool]] = {}
         self._loops: set[object] = set()
         self._held_by_c: Counter[Hashable] = Counter()
         self.names = FilledNames()
@@ -109,6 +113,18 @@ class KnownCauses:
             self._ways[tuple(map(id, objects[1:]))] = None
             if len(self._ways) > _MOST_WAYS:
                 del self._ways[next(iter(self._ways))]
+
+    def learn_way_of_keeper(self, name: str, objects: Sequence[Any], *, is_state: bool) -> None:
+        """Remember the path from a keeper to an older object that no root of the program reaches.
+
+        Args:
+            name: the name of the keeper.
+            objects: the objects on the path, the keeper first, each older than the check.
+            is_state: True if what the last one leads to is a parameter, a gradient or the state of an optimizer.
+        """
+        ways, way = self._ways_of_keepers.setdefault(name, {}), tuple(map(id, objects))
+        if way in ways or len(ways) < _MOST_WAYS_OF_KEEPERS:
+            ways[way] = is_state and ways.get(way, True)
 
     def learn_loops(self, survivors: Iterable[Survivor]) -> None:
         """Remember the loops through autograd that keep storages for ever."""
@@ -154,6 +170,36 @@ class KnownCauses:
                 found.update((id(obj), obj) for obj in objects)
         return ([root], list(found.values())) if found else ([], [])
 
+    def walk_keepers(self, keepers: Mapping[str, object]) -> WaysOfKeepers:
+        """Return the ways from keepers that still exist; drop them soon."""
+        found = WaysOfKeepers([], {}, set())
+        for name, keeper in keepers.items():
+            known = self._ways_of_keepers.get(name, {})
+            root = Root(RootKind.CALLER, [Held(EdgeKind.ARGUMENT, name, keeper)], runner=True)
+            entered: dict[tuple[int, int], object] = {}
+            for way, is_state in known.items():
+                objects = _walked(keeper, way, entered) if way[0] == id(keeper) else []
+                found.objects.update((id(obj), obj) for obj in objects)
+                if objects and is_state:
+                    found.of_state.add(way[-1])
+            if id(keeper) in found.objects:
+                found.roots.append(root)
+        return found
+
+
+class WaysOfKeepers(NamedTuple):
+    """The ways from keepers to the older objects that kept what earlier blocks made.
+
+    Attributes:
+        roots: a root for each keeper.
+        objects: the objects along the ways, by `id`.
+        of_state: the ids of the objects at whose end only the state of models was found.
+    """
+
+    roots: list[Root]
+    objects: dict[int, object]
+    of_state: set[int]
+
 
 def _sort_in_c(made: NewStorage) -> Hashable:
     storage = made.ref()
@@ -165,14 +211,26 @@ def is_optimizer(obj: object) -> bool:
     return is_a(obj, torch.optim.Optimizer)
 
 
-def _walked(first: object, way: tuple[int, ...]) -> list[object]:
-    """Return the objects of a way from its first one on; none if it is broken."""
+def _walked(
+    first: object, way: tuple[int, ...], entered: dict[tuple[int, int], object] | None = None
+) -> list[object]:
+    """Return the objects of a way from its first one on; none if it is broken.
+
+    Args:
+        first: the first object.
+        way: the ids of all of them.
+        entered: references that were followed before, by the ids of their ends; more are added.
+    """
     objects = [first]
+    entered = {} if entered is None else entered
     for wanted in way[1:]:
-        following = next((obj for obj in _referents(objects[-1]) if id(obj) == wanted), None)
-        if following is None:
-            return []
-        objects.append(following)
+        reference = id(objects[-1]), wanted
+        if reference not in entered:
+            following = next((obj for obj in _referents(objects[-1]) if id(obj) == wanted), None)
+            if following is None:
+                return []
+            entered[reference] = following
+        objects.append(entered[reference])
     return objects
 
 

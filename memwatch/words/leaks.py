@@ -134,6 +134,11 @@ OF_STEPS: Final = "step"
 OF_LOOP: Final = "iteration"
 OF_POOL: Final = "task"
 OF_TEST: Final = "run"
+FIXTURE: Final = "fixture `{name}` ({scope} scope, {place})"
+IN_FIXTURES: Final = "Kept by fixtures that outlive the tests, so not counted as leaks"
+CHECK_FIXTURES: Final = (
+    "  To check whether a test adds tensors with every run, mark it: @pytest.mark.no_tensor_leaks"
+)
 ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "iteration of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"

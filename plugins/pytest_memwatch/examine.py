@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pytest
 
 from memwatch.sizes import format_bytes
-from memwatch.words.leaks import OF_TEST
+from memwatch.words.leaks import FIXTURE, OF_TEST
 from pytest_memwatch.ignore import kept_by_cache, made_by_machinery
 from pytest_memwatch.measure import Measurement, describe
 from pytest_memwatch.outcome import FindingsError, PeakError
@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.findings.finding import Finding
     from memwatch.leaks import Leak
+    from memwatch.leaks.diagnose import Keepers
     from memwatch.leaks.find import Runs
     from memwatch.leaks.known_causes import KnownCauses
+    from memwatch.leaks.new_storages import NewStorage
     from memwatch.reading import Reading
     from pytest_memwatch.options import Checks, FindingsCheck, Settings
 
@@ -171,8 +173,11 @@ class Examination:
         is_over: True once the body has ended; earlier reports belong to subtests.
     """
 
-    def __init__(self, checks: Checks, settings: Settings, saved_bytes: int | None) -> None:
+    def __init__(
+        self, checks: Checks, settings: Settings, saved_bytes: int | None, lasting: Keepers = dict
+    ) -> None:
         self.checks = checks
+        self._lasting = lasting  # the fixtures that outlive the test
         self.measurement = Measurement(holders=checks.findings is not None) if checks.profiled else None
         self.leaks: list[Leak] = []
         self.data: dict[str, Any] = {"failed": None}
@@ -299,6 +304,7 @@ class Examination:
         before = {cause: len(refs) for cause, refs in known.told.items()}
         check = check_leaks(sites=notes_lines, known=known)
         check.__enter__()
+        check.name_keepers(self._lasting)
         try:
             yield
         except BaseException:
@@ -313,6 +319,9 @@ class Examination:
             self._left = {cause: refs[before.get(cause, 0) :] for cause, refs in known.told.items()}
         self._may_have_grown, self._noted_ops = check.may_have_grown, check.noted_ops
         self.data["check"] = "single pass"
+        in_fixtures = _fixture_growth().note(check.kept)
+        if in_fixtures:
+            self.data["in_fixtures"] = in_fixtures
 
     def _judge(self) -> None:
         __tracebackhide__ = True
@@ -466,6 +475,12 @@ def _line_search() -> LineSearch:
     return LineSearch()
 
 
+@functools.cache
+def _fixture_growth() -> FixtureGrowth:
+    """Return what the fixtures of this process keep."""
+    return FixtureGrowth()
+
+
 def end_checks() -> dict[str, list[int]]:
     """Forget the leaks of all tests, and stop watching gc, because no test follows.
 
@@ -473,6 +488,7 @@ def end_checks() -> dict[str, list[int]]:
         By cause, how many of the reported tensors are freed by now, and how many were reported.
     """
     _line_search.cache_clear()
+    _fixture_growth.cache_clear()
     if not _known_causes.cache_info().currsize:
         return {}
     from memwatch.leaks.ledger import unfollow
@@ -582,6 +598,46 @@ class LineSearch:
         self._grown.add(leak.cause)
         self._left[_GROWTH] = _Left()
         return True
+
+
+class FixtureGrowth:
+    """The storages that tests put into fixtures which outlive them; keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[weakref.ref[Any]]] = {}
+
+    def note(self, kept: Iterable[tuple[str, NewStorage]]) -> list[dict[str, Any]]:
+        """Note what one test put into fixtures, and return it as plain data, one row for each fixture."""
+        added: dict[str, list[NewStorage]] = {}
+        for fixture, made in kept:
+            added.setdefault(fixture, []).append(made)
+        rows = []
+        for fixture, storages in added.items():
+            refs = [ref for ref in self._kept.get(fixture, []) if ref() is not None]
+            self._kept[fixture] = refs = [*refs, *(made.ref for made in storages)]
+            rows.append(
+                {
+                    "cause": fixture,
+                    "holder": fixture,
+                    "nbytes": sum(made.bytes_now() for made in storages),
+                    "count": len(storages),
+                    "entries": len(refs),
+                    "process": os.getpid(),
+                }
+            )
+        return rows
+
+
+def lasting_fixtures(item: pytest.Item) -> dict[str, object]:
+    """Return the values of the fixtures of a test that outlive it, by their descriptions."""
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    values: dict[str, object] = {}
+    for name, definitions in known.items():
+        for definition in definitions:
+            cached = getattr(definition, "cached_result", None)
+            if cached is not None and cached[2] is None and definition.scope != "function":
+                values[FIXTURE.format(name=name, scope=definition.scope, place=definition.baseid)] = cached[0]
+    return values
 
 
 def _with_lines(leaks: Iterable[Leak], readings: Sequence[Reading]) -> list[Leak]:

@@ -136,7 +136,7 @@ def _examining(item: pytest.Item) -> AbstractContextManager[None]:
         checks = replace(checks, growth=None, single_pass=checks.single_pass or checks.growth is not None)
     if checks.idle or not (isinstance(item, pytest.Function) or is_doctest(item)):
         return nullcontext()
-    from pytest_memwatch.examine import Examination
+    from pytest_memwatch.examine import Examination, lasting_fixtures
 
     baseline = item.config.stash[BASELINE]
     saved_bytes = baseline.peaks.get(item.nodeid) if baseline else None
@@ -148,7 +148,7 @@ def _examining(item: pytest.Item) -> AbstractContextManager[None]:
             __tracebackhide__ = False  # pytest adds a remark if all calls are hidden
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         checks = replace(checks, limit=limit)
-    examination = Examination(checks, settings, saved_bytes)
+    examination = Examination(checks, settings, saved_bytes, lambda: lasting_fixtures(item))
     item.stash[EXAMINATION] = examination
     if not isinstance(item, pytest.Function):
         return examined_doctest(item, examination)

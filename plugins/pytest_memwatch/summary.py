@@ -20,8 +20,10 @@ from memwatch.sizes import format_bytes
 from memwatch.text import visible
 from memwatch.words.leaks import (
     ALL_FREED_SINCE,
+    CHECK_FIXTURES,
     FREED_SINCE,
     HOOK_LINE,
+    IN_FIXTURES,
     LINE_NOT_SEEN,
     MADE_AT,
     ONE_FREED_SINCE,
@@ -102,7 +104,8 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
     if the peak is above the limit or the baseline); `top` (the lines that allocated most), `findings`,
     `ignored_findings`, `leaks`, `ignored`, `small` (below the least size), `kept` (by caches, each with the number of
     `entries` of its container after the test, and with the id of the test's `process`), `emptied` (freed by fixtures
-    before the next test), `machinery` (cycles of tools), `allowed` and `page`.
+    before the next test), `in_fixtures` (tensors that only a fixture of a wider scope keeps: `holder` names it, and
+    `entries` counts all living tensors that tests left in it), `machinery` (cycles of tools), `allowed` and `page`.
     Keys of figures that were not measured are absent.
 
     Raises:
@@ -160,6 +163,7 @@ def summary_lines(
             "Kept by caches and names, so not counted as leaks",
             verbose=verbose,
         ),
+        _in_fixtures(results, verbose=verbose),
         _noted(
             results,
             "emptied",
@@ -255,6 +259,28 @@ def _noted(results: Results, key: str, title: str, *, verbose: bool) -> list[str
         also = f", {growing} of them grew in each of several tests" if growing else ""
         lines.append(f"  and {len(more)} more{also} (all of them with -v or --memwatch-json)")
     return lines
+
+
+def _in_fixtures(results: Results, *, verbose: bool) -> list[str]:
+    """Return the lines about fixtures that keep tensors of several tests, and how to check such a test.
+
+    A fixture that only the first test fills, or whose tensors each test replaces, is a cache or a data set.
+    """
+    rows = {node: row.get("in_fixtures", []) for node, row in results.items()}
+    entries: dict[tuple[str, int], list[int]] = {}
+    for kept in chain.from_iterable(rows.values()):
+        entries.setdefault((kept["cause"], kept["process"]), []).append(kept["entries"])
+    of_several = {
+        cause
+        for (cause, _), counts in entries.items()
+        if any(after > before for before, after in pairwise(counts))
+    }
+    growing: Results = {
+        node: {"in_fixtures": [each for each in kept if each["cause"] in of_several]}
+        for node, kept in rows.items()
+    }
+    lines = _noted(growing, "in_fixtures", IN_FIXTURES, verbose=verbose)
+    return [*lines, CHECK_FIXTURES] if lines else []
 
 
 def _grown(leaks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

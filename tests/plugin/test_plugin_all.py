@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import pytest
 from pytest_memwatch.summary import summary_lines
 
+from memwatch.leaks import check
+from memwatch.leaks.diagnose import diagnose
+
 
 def test_all_checks_every_test_in_one_run(session):
     """Unmarked tests that park tensors fail; bodies run once."""
@@ -277,3 +280,134 @@ def test_what_numpy_and_dlpack_hold_is_accused_with_its_holder(session):
     assert "C code" not in text
     for holder in ("`ARRAYS`*numpy .base of ndarray", "`CAPSULES`*memory that DLPack capsule shares"):
         result.stdout.fnmatch_lines([f"*kept alive by global {holder}*"])
+
+
+FIXTURES = """
+    import pytest
+    import torch
+
+    KEPT, NODES = [], []
+
+    @pytest.fixture(scope="session")
+    def history():
+        return []
+
+    @pytest.fixture(scope="module")
+    def dataset():
+        return {}
+
+    @pytest.fixture(scope="module")
+    def model():
+        return torch.nn.Linear(16, 16)
+"""
+
+
+@pytest.mark.words
+def test_a_fixture_that_keeps_tensors_of_several_tests_is_named_in_the_summary(session):
+    run = session(
+        FIXTURES
+        + """
+    @pytest.mark.parametrize("number", range(4))
+    def test_step(history, model, number):
+        loss = model(torch.ones(64, 16)).pow(2).mean()
+        loss.backward()
+        history.append(loss.repeat(256))
+        """,
+        "--memwatch-leaks=all",
+    )
+    run.assert_outcomes(passed=4)
+    run.stdout.fnmatch_lines(
+        ["*4.00 KiB*fixture `history` (session scope, *) *(grew in each of 4 tests, by 1.00 KiB)"]
+    )
+    run.stdout.fnmatch_lines(["*no_tensor_leaks*"])
+
+
+@pytest.mark.words
+def test_a_fixture_that_the_first_test_fills_or_each_test_replaces_is_not_named(session):
+    run = session(
+        FIXTURES
+        + """
+    @pytest.mark.parametrize("number", range(4))
+    def test_reads(dataset, number):
+        if "images" not in dataset:
+            dataset["images"] = torch.ones(256)
+        dataset["latest"] = torch.ones(64 + number)
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_trains(model, number):
+        model(torch.ones(64, 16)).mean().backward()
+        torch.optim.Adam(model.parameters()).step()
+        """,
+        "--memwatch-leaks=all",
+    )
+    run.assert_outcomes(passed=8)
+    assert "fixture `" not in run.stdout.str()
+
+
+def test_what_a_fixture_keeps_is_no_excuse_for_another_holder(session):
+    """The first tests show the fixture's list, the next ones add to a global list too."""
+    run = session(
+        FIXTURES
+        + """
+    @pytest.mark.parametrize("number", range(3))
+    def test_fixture_alone(history, number):
+        history.append(torch.ones(256))
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_both(history, number):
+        tensor = torch.ones(256)
+        history.append(tensor)
+        KEPT.append(tensor)
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_inside(history, number):
+        entry = {"loss": torch.ones(256)}
+        history.append(entry)
+        KEPT.append(entry)
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_graph_alone(history, model, number):
+        history.append(model(torch.ones(64, 16)).pow(2).mean())
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_node(history, model, number):
+        loss = model(torch.ones(64, 16)).pow(2).mean()
+        history.append(loss)
+        NODES.append(loss.grad_fn)
+        """,
+        "--memwatch-leaks=all",
+    )
+    run.assert_outcomes(passed=6, failed=9)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "history.append(torch.ones(256))",
+        "history.append({'loss': (torch.ones(256), number)})",
+        "dataset[number] = torch.ones(256)",
+        "history.append(model(torch.ones(64, 16)).pow(2).mean())",
+        "model.seen = [*getattr(model, 'seen', []), torch.ones(256)]",
+        "model.weight.grad = torch.ones(16, 16); model.zero_grad(); model.bias.grad = torch.ones(16)",
+    ],
+    ids=["list", "entry", "dictionary", "graph", "attribute", "gradient"],
+)
+def test_the_heap_is_searched_for_one_test_of_many_that_fill_a_fixture(session, monkeypatch, body):
+    searched = []
+
+    def counted(storages, *arguments, **options):
+        searched.extend([len(storages)] * bool(storages))
+        return diagnose(storages, *arguments, **options)
+
+    monkeypatch.setattr(check, "diagnose", counted)
+    run = session(
+        FIXTURES
+        + f"""
+    @pytest.mark.parametrize("number", range(8))
+    def test_step(history, dataset, model, number):
+        {body}
+        """,
+        "--memwatch-leaks=all",
+    )
+    run.assert_outcomes(passed=8)
+    assert len(searched) <= 2
