@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import sys
 from typing import TYPE_CHECKING, Final
@@ -37,8 +38,7 @@ _FORMAT: Final = (
     '<pre class="memwatch" style="overflow-x: auto; line-height: 1.3; font-size: 13px; '
     "font-family: Menlo, 'DejaVu Sans Mono', Consolas, monospace\">{code}</pre>"
 )
-# These middle tones are readable on white and on black. The first two colours are only mixed for dim text. Text without
-# a style has the colour of the notebook. Dim text is #767676: its contrast is 4.5 to both white and black.
+# Text without a style has the colour of the notebook. The first two colours are only mixed for dim text.
 _THEME: Final = TerminalTheme(
     (236, 236, 236),
     (0, 0, 0),
@@ -51,6 +51,13 @@ _THEME: Final = TerminalTheme(
         (85, 135, 230), (190, 105, 215), (30, 160, 170), (140, 140, 140),
     ],
 )  # fmt: skip
+
+
+_WORD_COLOR: Final = re.compile(rf'(?<=style=")color: (#[0-9a-f]{{6}})(?![^>]*>[{BLOCK}{SLIVER}])')
+"""The colour of a word in HTML. Bars keep their own colours, which only need to be told apart."""
+_INK_PERCENT: Final = 55
+"""How much of the notebook's own text colour is in a coloured word. No fixed colour has a contrast of 4.5 to both a
+white and a dark page. A test computes the contrast of the mix for light and dark themes: 45 % is too little."""
 
 
 def category_style(category: str) -> str:
@@ -178,4 +185,5 @@ def fragment(text: str) -> str:
         highlight=False,
     )
     console.print(Text.from_ansi(text), soft_wrap=True)
-    return console.export_html(theme=_THEME, code_format=_FORMAT, inline_styles=True)
+    html = console.export_html(theme=_THEME, code_format=_FORMAT, inline_styles=True)
+    return _WORD_COLOR.sub(rf"color: \1; color: color-mix(in srgb, currentColor {_INK_PERCENT}%, \1)", html)

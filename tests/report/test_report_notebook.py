@@ -101,6 +101,49 @@ def test_leaks_in_a_list_show_their_text(executed):
     )
 
 
+THEMES = {
+    "white": ("#212121", "#ffffff"),
+    "dark": ("#e0e0e0", "#111111"),
+    "grey on white": ("#3b3b3b", "#ffffff"),
+    "grey on dark": ("#cccccc", "#252526"),
+    "grey on grey": ("#d5d5d5", "#383838"),
+}
+"""Text and background, near those of JupyterLab, VS Code and Colab."""
+WORDS = re.compile(r'<span style="([^"]*)">([^<]*)</span>')
+MIX = re.compile(r"color: color-mix\(in srgb, currentColor (\d+)%, (#[0-9a-f]{6})\)")
+READABLE = 4.5
+"""The contrast that WCAG asks of text."""
+
+
+def rgb(colour):
+    return np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])
+
+
+def luminance(colour):
+    coded = colour / 255
+    linear = np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_coloured_words_are_readable_in_light_and_dark_themes(theme):
+    """A coloured word takes a part of its colour from the notebook's text, so it follows the theme. Bars do not."""
+    colours = {f"{style}m" for style in ("2", *range(31, 38), *range(91, 98))}
+    shown = fragment("".join(f"\x1b[{colour}word\x1b[0m \x1b[{colour}███\x1b[0m\n" for colour in colours))
+    text, page = map(rgb, THEMES[theme])
+    found = 0
+    for style, content in WORDS.findall(shown):
+        mix = MIX.search(style)
+        assert (mix is None) == content.startswith("█"), style
+        if mix is not None:
+            share = int(mix[1]) / 100
+            colour = share * text + (1 - share) * rgb(mix[2])
+            dark, light = sorted((luminance(colour), luminance(page)))
+            assert (light + 0.05) / (dark + 0.05) >= READABLE, (theme, mix[2])
+            found += 1
+    assert found == len(colours)
+
+
 def test_leaks_alone_show_as_text_and_stay_a_list(executed):
     """A notebook shows the list as its leaks are printed, and says that there are none; code sees a list."""
     (shown,) = executed[7]
