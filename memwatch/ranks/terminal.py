@@ -48,7 +48,7 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
         parts += _more(len(differing) - rows, *MORE_DIFFER)
     if ranks.worst_reading is not None and (findings := ranks.worst_reading.findings):
         heading = FINDINGS.format(process=ranks.worst)
-        parts += ["", Text(heading, style="bold"), *finding_parts(findings, rows)]
+        parts += ["", Text(heading, style="bold"), *finding_parts(findings, rows, ranks.worst_reading)]
     for kind, text in ranks.notes:
         parts += ["", Text.assemble((f"{kind}: ", "bold"), clip(text, 800))]
     return to_text(*parts, width=width, color=color)

@@ -293,6 +293,28 @@ def small_growth(reading: DeviceReading) -> Finding | None:
     return next(found, None)
 
 
+def small_growth_text(reading: DeviceReading) -> str:
+    """Return a sentence about the memory of `small_growth`; "" if there is none."""
+    grown = small_growth(reading)
+    if grown is None:
+        return ""
+    holder = visible(grown.holder.removesuffix(grown.remark))
+    return words.SMALL_GROWTH.format(rate=format_bytes(grown.growth_bytes), holder=holder)
+
+
+def finding_categories(finding: Finding, reading: DeviceReading) -> dict[str, int]:
+    """Return the bytes of a finding at the peak by category, largest first; empty if it reads as one category.
+
+    A reader compares the bytes of a finding with those of a category. The newest result in a container, for example, is
+    still an activation. A few bytes of another category, which change no printed digit, are no difference to a reader.
+    """
+    at_peak = reading.at_peak
+    sums = bytes_by(at_peak[at_peak.index.isin(finding.storages)], "category")["nbytes"]
+    if not len(sums) or format_bytes(sums.iloc[0]) == format_bytes(sums.sum()):
+        return {}
+    return {str(category): int(nbytes) for category, nbytes in sums.items()}
+
+
 def _the_peak(reading: DeviceReading) -> str:
     """Return the words for the peak, which is not the whole program's if the recording was cut off."""
     return PEAK if reading.cut_off is None else PEAK_SO_FAR

@@ -29,6 +29,7 @@ from memwatch.report.facts import (
     cut_off_text,
     evidence_bytes,
     evidence_text,
+    finding_categories,
     growing,
     headline,
     is_recorded,
@@ -40,17 +41,16 @@ from memwatch.report.facts import (
     repeated_layers,
     saved_for_backward,
     shown_ways,
-    small_growth,
+    small_growth_text,
 )
 from memwatch.report.page.edits import ADDED, REMOVED, edit_of
 from memwatch.report.page.parts import CodeReader
 from memwatch.report.plan import Places
 from memwatch.report.plan_terminal import plan_parts
 from memwatch.sizes import format_bytes, format_duration
-from memwatch.text import visible
 from memwatch.words import summary as words
 from memwatch.words import ways
-from memwatch.words.findings import ADDED_LINE, EDIT, LINE_TO_CHANGE, holder_at
+from memwatch.words.findings import ADDED_LINE, COUNTED_AS, EDIT, LINE_TO_CHANGE, holder_at
 from memwatch.words.holders import short_inferred
 from memwatch.words.places import short_place
 from memwatch.words.processes import counted, listed, reserved_at_peak_text
@@ -204,7 +204,11 @@ def _parts(
         parts += _made_of(reading, content, line)
         parts += _left_out(reading, content, show_all)
     if reading.findings:
-        parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings, _code_of(reading))]
+        parts += [
+            "",
+            words.FINDINGS,
+            *finding_parts(reading.findings, content.findings, reading, _code_of(reading)),
+        ]
     parts += _small(reading)
     has_ways = len(listed_ways(reading)) > 0
     if has_ways and growing(reading) is not None:
@@ -508,14 +512,25 @@ def _edit_text(finding: Finding, code: CodeReader | None) -> str:
     return ADDED_LINE.format(site=short_place(f"{file}:{int(first) + added - 1}"), code=new)
 
 
+def _counted_as(finding: Finding, reading: DeviceReading) -> str:
+    """Return the categories of a finding's bytes at the peak, if there are several."""
+    sums = finding_categories(finding, reading)
+    return (
+        COUNTED_AS.format(parts=listed([f"{name} ({format_bytes(sums[name])})" for name in sums]))
+        if sums
+        else ""
+    )
+
+
 def finding_parts(
-    findings: Sequence[Finding], rows: int, code: CodeReader | None = None
+    findings: Sequence[Finding], rows: int, reading: DeviceReading, code: CodeReader | None = None
 ) -> list[RenderableType]:
     """Return a headline for each finding, and what to do under it.
 
     Args:
         findings: largest first.
         rows: most findings that are shown.
+        reading: the profile that they are of.
         code: reads the program's lines, to show the one to change; None to show none.
     """
     parts: list[RenderableType] = []
@@ -525,7 +540,7 @@ def finding_parts(
         told = Text(clip(f"{finding.kind}: {held}"), style="bold", overflow="fold")
         headline.add_row(Text(format_bytes(finding.nbytes), no_wrap=True), told)
         parts.append(headline)
-        texts = filter(None, (finding.advice, _edit_text(finding, code)))
+        texts = filter(None, (finding.advice, _counted_as(finding, reading), _edit_text(finding, code)))
         parts += [Padding(Text(clip(text), overflow="fold"), (0, 0, 0, INDENT)) for text in texts]
     if len(findings) > rows:
         more = words.MORE_FINDINGS.format(count=len(findings) - rows)
@@ -535,13 +550,9 @@ def finding_parts(
 
 def _small(reading: DeviceReading) -> list[RenderableType]:
     """Return a line about memory that grows a little, and one with the number of other small findings."""
-    grown = small_growth(reading)
-    count = len(reading.small_findings) - (grown is not None)
-    parts: list[RenderableType] = []
-    if grown is not None:
-        holder = visible(grown.holder.removesuffix(grown.remark))
-        rate = format_bytes(grown.growth_bytes)
-        parts += ["", Text(words.SMALL_GROWTH.format(rate=rate, holder=holder), overflow="fold")]
+    grown = small_growth_text(reading)
+    count = len(reading.small_findings) - (grown != "")
+    parts: list[RenderableType] = ["", Text(grown, overflow="fold")] if grown else []
     if count:
         told = words.SMALL_FINDINGS.format(share=f"{LEAST_RATIO * 100:.0f} %", count=count)
         parts += [*([] if reading.findings else [""]), Text(told, style="dim")]

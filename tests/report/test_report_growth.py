@@ -6,15 +6,23 @@ import collections
 import json
 import os
 import re
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from forked import MEMWATCH, run_forked
 from torch import nn
 
 import memwatch
+from memwatch.analysis.findings.finding import Finding
 from memwatch.cli import main
-from memwatch.report.facts import listed_ways, shown_ways
+from memwatch.kinds.findings import FindingKind
+from memwatch.report import html
+from memwatch.report.console import to_text
+from memwatch.report.facts import finding_categories, listed_ways, shown_ways
+from memwatch.report.page.model import page_model
+from memwatch.report.terminal import finding_parts
 from memwatch.sizes import format_bytes
 
 TRAINING = """
@@ -154,6 +162,47 @@ def test_the_summary_mentions_memory_that_grows_a_little():
     assert "Memory also grows a little: by 8.00 KiB with each iteration, held by" in told
     assert "Memory grows by" not in told
     assert "`log.outputs`" in told
+
+
+@pytest.mark.words
+def test_the_page_mentions_memory_that_grows_a_little_and_lists_small_findings(tmp_path):
+    """The chart shows the growth, so a reader looks for a sentence about it."""
+    prof = _profile_of_a_log(_Log.keep_outputs)
+    model = page_model(prof)
+    assert "by 8.00 KiB with each iteration" in model["small_growth"]
+    assert [each["nbytes"] for each in model["small_findings"]] == [
+        each.nbytes for each in prof.small_findings
+    ]
+    page = html(prof, tmp_path / "log.html").read_text()
+    assert "Memory also grows a little: by 8.00 KiB" in page.partition("<script")[0]
+    assert page_model(_profile_of_a_log(_Log.keep_number))["small_growth"] == ""
+
+
+def _reading_of_a_finding(**nbytes):
+    """Return a finding about storages of some categories, and a reading with these storages at its peak."""
+    at_peak = pd.DataFrame({"nbytes": nbytes.values(), "category": nbytes.keys()})
+    texts = {"holder": "global `history`", "site": "", "advice": "keep only the newest", "path": ""}
+    peaks = {"predicted_peak_bytes": 0, "together_peak_bytes": 0}
+    finding = Finding(
+        FindingKind.GROWTH, sum(nbytes.values()), **texts, **peaks, storages=tuple(range(len(at_peak)))
+    )
+    return finding, SimpleNamespace(at_peak=at_peak)
+
+
+@pytest.mark.words
+def test_a_finding_of_several_categories_says_how_the_tables_count_it():
+    """The newest result in a list is still an activation. A reader compares a finding's bytes with a category's."""
+    finding, reading = _reading_of_a_finding(activation=2**19, held=2**23)
+    told = " ".join(to_text(*finding_parts([finding], 1, reading)).split())
+    assert told.startswith("8.50 MiB")
+    assert "the table of categories counts its bytes as held (8.00 MiB) and activation (512.00 KiB)" in told
+
+
+def test_a_finding_that_reads_as_one_category_says_nothing_of_categories():
+    """Neither do a few bytes of another category, which change no printed digit."""
+    for nbytes in ({"held": 2**23}, {"temporary": 2**21, "workspace": 12}):
+        finding, reading = _reading_of_a_finding(**nbytes)
+        assert finding_categories(finding, reading) == {}
 
 
 @pytest.mark.parametrize(
