@@ -117,7 +117,7 @@ def parts(folder: Path, prof: memwatch.Profile, planned: memwatch.Profile) -> No
         "holder.png": (f"{peak.as_uri()}#storage={storage}", "dialog[open]"),
         "phases.png": (
             f"{peak.as_uri()}#storage={idle}",
-            "dialog[open] :is(.biography, .biography + .layers)",
+            "dialog[open] :is(h3:has(+ .biography), .biography, .biography + .layers)",
         ),
         "plan.png": (with_plan.as_uri(), "#curves-title, #curves-title + .legend, #plan-curves"),
         "ranks.png": (ranks_page(folder).as_uri(), "#steps"),

@@ -59,7 +59,12 @@ class Plot:
         mark: dict[str, Any] = {"marker": "v", "color": "black", "linestyle": "none", "label": "peak"}
         axes.plot(at.time_ns / 1e9, self._reading.peak_bytes, **mark)
         axes.legend(loc="upper left", fontsize="small")
-        axes.set(xlabel="seconds after the start", ylabel="live bytes", title=self._title(), ylim=(0, None))
+        axes.set(
+            xlabel="seconds after the start",
+            ylabel="live bytes",
+            title=self._title("Live bytes over the run, peak {peak} ({device})"),
+            ylim=(0, None),
+        )
         return _with_sizes(axes, "y")
 
     def peak(self, by: str = "category", ax: Axes | None = None, *, rows: int = 12, **options: Any) -> Axes:
@@ -85,7 +90,9 @@ class Plot:
         colors = [_color(name) for name in bars]
         axes.barh(list(bars), list(bars.values()), **{"color": colors, **options})
         axes.invert_yaxis()
-        axes.set(xlabel="bytes at the peak", title=self._title())
+        axes.set(
+            xlabel="bytes at the peak", title=self._title("What the peak of {peak} is made of ({device})")
+        )
         return _with_sizes(axes, "x")
 
     def steps(self, ax: Axes | None = None, **options: Any) -> Axes:
@@ -104,11 +111,17 @@ class Plot:
             steps.index, steps["end_live_bytes"], **{"label": "at its end", "color": "tab:blue", **options}
         )
         axes.legend(fontsize="small")
-        axes.set(xlabel="step", ylabel="live bytes", title=self._title(), ylim=(0, None))
+        axes.set(
+            xlabel="step",
+            ylabel="live bytes",
+            title=self._title("The peak of each step, at most {peak} ({device})"),
+            ylim=(0, None),
+        )
         return _with_sizes(axes, "y")
 
-    def _title(self) -> str:
-        return f"Peak {format_bytes(self._reading.peak_bytes)} ({visible(self._reading.device)})"
+    def _title(self, template: str) -> str:
+        peak = format_bytes(self._reading.peak_bytes)
+        return template.format(peak=peak, device=visible(self._reading.device))
 
 
 def _axes(ax: Axes | None) -> Axes:
