@@ -97,6 +97,17 @@ BY_HAND: Final = (
     "them through torch.utils.checkpoint.checkpoint"
 )
 """For a forward that memwatch cannot change from outside, such as a forward without repeated modules."""
+ORDER: Final = (
+    "The change with the lowest peak comes first, and one of the first three needs no decision from you, if there is "
+    "such a change. Other optimizers come last, because they train differently."
+)
+EACH_ALONE: Final = "Each peak is for one change alone: the savings of several changes do not add up."
+EACH_ALONE_BESIDE_FINDINGS: Final = (
+    "Each peak is for one change alone: its saving does not add up with those of other changes or findings."
+)
+ALONE_BESIDE_FINDINGS: Final = (
+    "The peak is for this change alone: its saving does not add up with those of the findings."
+)
 TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "to {peak} ({share} less)"
@@ -249,6 +260,18 @@ def ways_heading(*, is_beside_findings: bool, is_cut_off: bool) -> str:
     if is_cut_off:
         return HEADING_SO_FAR_BESIDE_FINDINGS if is_beside_findings else HEADING_SO_FAR
     return HEADING_BESIDE_FINDINGS if is_beside_findings else HEADING
+
+
+def reading_of_ways(count: int, *, is_beside_findings: bool) -> str:
+    """Return the order of some changes, and whether their savings add up.
+
+    Args:
+        count: the number of changes.
+        is_beside_findings: whether findings are listed above them.
+    """
+    if count < 2:
+        return ALONE_BESIDE_FINDINGS if is_beside_findings else ""
+    return f"{ORDER} {EACH_ALONE_BESIDE_FINDINGS if is_beside_findings else EACH_ALONE}"
 
 
 def bases_text(bases: Iterable[str]) -> str:

@@ -226,6 +226,13 @@ def test_the_page_names_files_whose_code_it_does_not_show(tmp_path):
     assert page_model(reading, source=False)["unread"] == ""
 
 
+def test_memory_without_a_line_is_of_no_file():
+    """A line that is not known has an empty file, which is none that was left unread."""
+    code = CodeReader(0.0)
+    assert code.line("", 1) == ""
+    assert code.unread == []
+
+
 def test_a_shared_text_names_no_file_by_its_short_name_either():
     """Advice names files as a person does. Two files with one name are not distinguished, and other words stay."""
     hide = PathHider(["/home/me/job/train.py", "/home/me/a/net.py", "/home/me/b/net.py"])

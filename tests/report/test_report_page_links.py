@@ -16,6 +16,11 @@ from memwatch.report import html
 from memwatch.sizes import format_bytes
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js")
+CHART_WIDTHS = """
+    const charts = [...document.querySelectorAll("#plot .uplot, #process-plot .uplot, #flame svg")];
+    return charts.map((chart) => chart.getBoundingClientRect().width);
+"""
+"""The widths of the curve, of the band of the process and of the picture of the parts."""
 DRAWN = "return document.querySelector(arguments[0]).getClientRects().length > 0"
 
 
@@ -155,6 +160,11 @@ def test_two_instants_are_compared(shown, reading):
     assert "change" in shown.js(levels)
     assert shown.text("#icicle-title") == "what changed from event 6 to the peak"
     assert "since event 6" in words
+    assert (
+        shown.text("#key-title") == "By category: the change from event 6 to the peak, and the bytes after it"
+    )
+    activation = shown.text("#key button[data-group=activation]")
+    assert activation.endswith(f"to {format_bytes(new['nbytes'][new['category'] == 'activation'].sum())}")
     shown.go(f"at={before}&than={after}")
     assert dict(zip(map(int, shown.row_keys()), shown.column(1), strict=True)) == changes, (
         "later is not born first"
@@ -302,6 +312,7 @@ def test_the_life_of_a_storage_leads_to_its_instants(shown, reading):
 def test_a_holder_can_be_read_whole(shown, reading):
     """The cell unfolds with a click or the keyboard; a switch unfolds all of them."""
     cell = shown.driver.find_element("css selector", "#panel tbody .unfold")
+    shown.js("arguments[0].scrollIntoView({behavior: 'instant', block: 'center'})", cell)
     width = "return arguments[0].scrollWidth > arguments[0].clientWidth"
     holder = reading.at_peak["holder"].iloc[0]
     assert cell.text == holder.replace("`", "")
@@ -351,10 +362,13 @@ def test_a_printed_page_is_a_summary(shown):
         assert all(shown.js(DRAWN, each) for each in ("#peak-bytes", "#plot", "#instant", ".finding p"))
         assert shown.js("return document.documentElement.dataset.theme") == "light"
         assert shown.js("return document.querySelector('.finding').open")
+        sheet = "return document.body.getBoundingClientRect().width"
+        assert all(width <= shown.js(sheet) + 1 for width in shown.js(CHART_WIDTHS))
     finally:
         shown.js("window.dispatchEvent(new Event('afterprint'))")
         shown.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert shown.js("return document.documentElement.dataset.theme ?? ''") == ""
+    assert max(shown.js(CHART_WIDTHS)) > 1000
 
 
 @pytest.mark.parametrize(("theme", "fragment"), [("light", "storage=1"), ("dark", "at=9&than=peak")])

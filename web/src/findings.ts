@@ -8,6 +8,17 @@ import type { Instant } from "./instant.ts";
 import type { Finding } from "./model.ts";
 import { isPicked, pick } from "./pick.ts";
 
+// A finding may count less than what is live of its storages: at any one instant, only a part of them is without need.
+const partOf = (liveBytes: number, nbytes: number): string => (liveBytes > nbytes ? `at most ${bytes(nbytes)} without need at one time, ` : "");
+
+// Splits the bytes by category, as the chart and the tables count them, where the largest part reads as less than all.
+function parts(categories: Map<string, number>): string {
+  const largestFirst = [...categories].sort(([, a], [, b]) => b - a);
+  const all = largestFirst.reduce((sum, [, nbytes]) => sum + nbytes, 0);
+  if (!largestFirst.length || bytes(largestFirst[0][1]) === bytes(all)) return "";
+  return ` (${largestFirst.map(([category, nbytes]) => `${bytes(nbytes)} ${category}`).join(", ")})`;
+}
+
 export class Findings {
   readonly #findings: Finding[];
   readonly #storages: Set<number>[];
@@ -70,13 +81,19 @@ export class Findings {
   // Says of each finding how many of its bytes are in the live set that is shown.
   show(live: Frame, when: string): void {
     const sums = this.#storages.map(() => 0);
+    const categories = this.#storages.map(() => new Map<string, number>());
     for (let row = 0; row < live.rows; row++) {
       const id = live.number("id", row);
-      this.#storages.forEach((storages, index) => storages.has(id) && (sums[index] += live.number("nbytes", row)));
+      this.#storages.forEach((storages, index) => {
+        if (!storages.has(id)) return;
+        const [nbytes, category] = [live.number("nbytes", row), live.text("category", row)];
+        sums[index] += nbytes;
+        categories[index].set(category, (categories[index].get(category) ?? 0) + nbytes);
+      });
     }
     this.#entries.forEach((entry, index) => {
       const now = entry.querySelector<HTMLElement>(".now")!;
-      now.textContent = sums[index] ? `${bytes(sums[index])} of them ${when}` : `none of them live ${when}`;
+      now.textContent = sums[index] ? `${partOf(sums[index], this.#findings[index].nbytes)}${bytes(sums[index])} of them${parts(categories[index])} live ${when}` : `none of them live ${when}`;
       now.dataset.bytes = String(sums[index]);
       entry.classList.toggle("picked", isPicked("finding", index));
     });

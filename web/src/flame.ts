@@ -20,12 +20,15 @@ interface Drawn {
   x0: number; // shares of the cell that is zoomed into
   x1: number;
   highlight?: boolean;
+  depth: number;
   parent: Drawn | null;
   children?: Drawn[];
 }
 
 const depth = (cell: Cell): number => 1 + Math.max(0, ...cell.children.map(depth));
 const isLine = ({ level }: Cell): boolean => level === "line" || level === "own_line";
+// As a call: the op `empty` alone would read as if nothing were there. Texts in parentheses stand for no op.
+const callOf = (op: string) => (op.startsWith("(") ? op : `${shortOp(op)}()`);
 const short = (text: string) => (text.length > LABEL_CHARS ? `${text.slice(0, LABEL_CHARS)}…` : text);
 
 export class Flame {
@@ -47,6 +50,7 @@ export class Flame {
     this.#isMarked = false;
     this.#box.replaceChildren();
     if (!tree.value) return;
+    if (document.documentElement.dataset.paper) this.#width = 0; // no resize is reported before the page is printed
     this.#width ||= this.#box.clientWidth; // to ask makes the browser lay out the page; later it is told of each change
     const found = named("found");
     const root = named("root");
@@ -69,7 +73,7 @@ export class Flame {
 
   // d3-flame-graph adds fields to the data it draws, so it gets a copy.
   #copy(cell: Cell): Cell {
-    const name = isLine(cell) ? fileLine(cell.name) : cell.level === "op_name" ? shortOp(cell.name) : short(cell.name).replaceAll("`", ""); // no code in these labels
+    const name = isLine(cell) ? fileLine(cell.name) : cell.level === "op_name" ? callOf(cell.name) : short(cell.name).replaceAll("`", ""); // no code in these labels
     return { ...cell, name, children: cell.children.map((each) => this.#copy(each)) };
   }
 
@@ -130,17 +134,37 @@ export class Flame {
       this.textContent = fits ? d.data.name : d.data.name.replace(/^.*(?=:\d+$)/, ""); // `:45` says more than `…y:45`
       fromEnd(this);
     });
+    // one stop of Tab: a picture of hundreds of cells would have hundreds; arrow keys move inside it
     cells
-      .attr("tabindex", 0)
+      .attr("tabindex", (d) => (d.parent ? -1 : 0))
       .attr("role", "button")
       .attr("data-level", (d) => d.data.level)
       .attr("aria-label", (d) => this.describe(d.data))
       .on("focus", (_, d) => this.#say(d.data))
       .on("keydown", (event: KeyboardEvent, d) => {
-        if (event.key !== "Enter" && event.key !== " ") return;
+        const isChoice = event.key === "Enter" || event.key === " ";
+        if (!isChoice && !event.key.startsWith("Arrow")) return;
         event.preventDefault();
-        this.#onCell(this.pathOf(d));
+        if (isChoice) this.#onCell(this.pathOf(d));
+        else this.#move(d, event.key);
       });
+  }
+
+  // Moves the focus to the cell above, to the first below, or to the next one of the same row.
+  #move(from: Drawn, key: string): void {
+    const cells = select(this.#box).selectAll<SVGGElement, Drawn>("g.frame");
+    const drawn = cells.data(); // without those that are too thin, or outside the cell that is zoomed into
+    const row = drawn.filter(({ depth }) => depth === from.depth).sort((a, b) => a.x0 - b.x0);
+    const targets: Record<string, Drawn | null | undefined> = {
+      ArrowUp: from.parent,
+      ArrowDown: from.children?.find((child) => drawn.includes(child)),
+      ArrowLeft: row[row.indexOf(from) - 1],
+      ArrowRight: row[row.indexOf(from) + 1],
+    };
+    const to = targets[key];
+    if (!to) return;
+    cells.attr("tabindex", (d) => (d === to ? 0 : -1));
+    cells.filter((d) => d === to).node()?.focus();
   }
 
   #resize(): void {

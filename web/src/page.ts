@@ -40,6 +40,7 @@ export class Page {
   readonly #categories: string[];
   #colouring: Colouring;
   #live!: Frame; // the live set of the instant, or what changed between two
+  #later!: Frame; // the live set at the later of two instants
   #shown!: Frame; // of these, what is picked out
   #sets!: LiveSets;
   #phases!: Phases;
@@ -127,6 +128,7 @@ export class Page {
     if (isPeak && than === null) this.#live = this.#sets.peak;
     else if (than === null) this.#live = this.#sets.at(await this.#data.detail(), event);
     else this.#live = this.#sets.between(await this.#data.detail(), Math.min(than, event), Math.max(than, event)); // whichever was chosen first
+    this.#later = than === null ? this.#live : Math.max(than, event) === this.#model.peak.event ? this.#sets.peak : this.#sets.at(await this.#data.detail(), Math.max(than, event));
     const changes = than === null ? null : { born: this.#changed("born", "grown"), died: this.#changed("died", "shrunk") };
     const liveBytes = isPeak ? this.#model.totals.peak_bytes : than === null ? this.#live.sum("nbytes") : (await this.#data.detail()).bytesAt(event);
     tell(this.#model, { instant: this.#instant, phases: this.#phases, detail: this.#data.decoded, liveBytes, changes });
@@ -150,7 +152,7 @@ export class Page {
   #pick(): void {
     const lineage = (name: string) => this.#modules.lineage(name);
     this.#shown = pickedRows(this.#live, { storagesOf: (index) => this.#findings.storagesOf(index), lineage, colouring: () => this.#colouring });
-    this.#legend.show(this.#colouring, this.#live, this.#sets.peak);
+    this.#legend.show(this.#colouring, { live: this.#live, later: this.#later, peak: this.#sets.peak, when: this.#when });
     this.#listing.show(this.#live, this.#when);
     this.#findings.show(this.#live, this.#when);
   }

@@ -54,7 +54,7 @@ export class StorageDialog {
     $("storage-body").replaceChildren(
       this.#facts(shown),
       ...this.#findings(frame.number("id", row)),
-      el("h3", { text: "Life" }),
+      el("h3", { text: "Life: the ops from its allocation to its free" }),
       chart,
       ...this.#life(shown),
       ...holder(frame, row),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.kinds.findings import FindingKind
 from memwatch.kinds.roles import CATEGORIES, CATEGORY_OF
 from memwatch.report.facts import (
@@ -27,6 +28,7 @@ from memwatch.report.facts import (
     repeated_layers,
     saved_for_backward,
     shown_ways,
+    small_growth_text,
     with_rows_below,
 )
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
@@ -45,10 +47,17 @@ from memwatch.report.page.sections import leak_files, leak_model, plan_model
 from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
-from memwatch.words.page import SMALL_PARTS, unread_text
+from memwatch.words.page import SMALL_PARTS, small_findings_title, unread_text
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.processes import AN_ERROR, ENDED_BY, PARTS, PROGRAM_FAILED, reserved_at_peak_text
-from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, bases_text, time_text, ways_heading
+from memwatch.words.ways import (
+    BESIDE_GROWTH,
+    SHARE_LESS,
+    bases_text,
+    reading_of_ways,
+    time_text,
+    ways_heading,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -159,6 +168,7 @@ def page_model(
         "ways": ways,
         "first_ways": _FIRST_WAYS,
         "bases": bases_text(way["basis"] for way in ways),
+        "ways_reading": reading_of_ways(len(ways), is_beside_findings=bool(reading.findings)),
         "ways_heading": ways_heading(is_beside_findings=False, is_cut_off=reading.cut_off is not None),
         "unread": "" if code is None else unread_text([visible(short_place(file)) for file in code.unread]),
         "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
@@ -401,6 +411,17 @@ def findings_model(
     return {
         "findings": [_finding(finding, reading, hide, code) for finding in reading.findings],
         "together_peak_bytes": _together(reading),
+        **_small_findings(reading, hide, code),
+    }
+
+
+def _small_findings(reading: Reading, hide: Callable[[str], str], code: CodeReader | None) -> dict[str, Any]:
+    """Return the small findings, a title that counts them, and a sentence if one of them is about growth."""
+    found = reading.small_findings
+    return {
+        "small_findings": [_finding(finding, reading, hide, code) for finding in found],
+        "small_findings_title": small_findings_title(len(found), f"{100 * LEAST_RATIO:.0f} %"),
+        "small_growth": hide(small_growth_text(reading)),
     }
 
 

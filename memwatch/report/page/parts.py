@@ -214,7 +214,7 @@ class CodeReader:
     @property
     def unread(self) -> list[str]:
         """The files of lines that the reader was asked for and did not read: they changed, or are not there."""
-        files = (file for file, is_trusted in self._trusted.items() if not is_trusted)
+        files = (file for file, is_trusted in self._trusted.items() if file and not is_trusted)
         return sorted(file for file in files if not file.startswith("<"))  # `<stdin>` is no file
 
     def text(self, file: str) -> str:
