@@ -415,7 +415,9 @@ def findings_model(
     }
 
 
-def _small_findings(reading: Reading, hide: Callable[[str], str], code: CodeReader | None) -> dict[str, Any]:
+def _small_findings(
+    reading: DeviceReading, hide: Callable[[str], str], code: CodeReader | None
+) -> dict[str, Any]:
     """Return the small findings, a title that counts them, and a sentence if one of them is about growth."""
     found = reading.small_findings
     return {
