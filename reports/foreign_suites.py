@@ -1,11 +1,16 @@
 """Run tests of other libraries, which nobody wrote for memwatch, under `--memwatch-leaks=all`.
 
 Installs the libraries into a folder with pip, runs some test files of each plainly and checked, and prints a table, and
-the causes that the plugin tells. Run: python reports/foreign_suites.py [FOLDER] [LIBRARY...]
+the causes that the plugin tells. With `--findings`, the checked run has `--memwatch-findings=all` in place of
+`--memwatch-leaks=all`, and counts findings of 1 KiB or more.
+
+Run: python reports/foreign_suites.py [--findings] [FOLDER] [LIBRARY...]
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import re
 import resource
@@ -15,6 +20,7 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -116,9 +122,19 @@ SUITES = (
         ),
     ),
 )
+LEAST_BYTES = 1 << 10
+"""The least size of the findings that count here: few tensors of these suites have the default size of the gate."""
+DEFAULT_BYTES = 1 << 20
+"""The default of `--memwatch-findings-min-bytes`."""
 TITLE = "# Suites of other libraries under `--memwatch-leaks=all`"
 HEAD = (
     "| suite | passed plainly | failed plainly | new failures | accused of a leak | causes | kept | cycles "
+    "| plain, CPU s | checked, CPU s | ratio |"
+)
+
+FINDINGS_TITLE = "# Suites of other libraries under `--memwatch-findings=all`"
+FINDINGS_HEAD = (
+    "| suite | passed plainly | failed plainly | new failures | accused, 1 MiB | accused, 1 KiB | causes | of these stale "
     "| plain, CPU s | checked, CPU s | ratio |"
 )
 
@@ -195,7 +211,7 @@ def run(suite: Suite, root: Path, folder: Path, *options: str) -> Outcome:
 
 def outcome_of(text: str, cpu_s: float) -> Outcome:
     """Read what pytest printed."""
-    accused = set(re.findall(r"^LEAK (\S+)", text, re.MULTILINE))
+    accused = set(re.findall(r"^(?:LEAK|AVOIDABLE) (\S+)", text, re.MULTILINE))
     causes = re.search(r"^(Leaks: \d+ test.*?)(?=^(?!cause-)\w|^=)", text + "\n=", re.MULTILINE | re.DOTALL)
     return Outcome(
         _number(r"(\d+) passed", text),
@@ -206,6 +222,12 @@ def outcome_of(text: str, cpu_s: float) -> Outcome:
         _number(r"Not counted: (\d+) cycles", text),
         cpu_s,
     )
+
+
+def findings_of(results: Path) -> list[dict[str, Any]]:
+    """Return each finding that the plugin counted, with the name of its test."""
+    tests = json.loads(results.read_text(encoding="utf-8"))["tests"]
+    return [{**each, "test": test["nodeid"]} for test in tests for each in test.get("findings", [])]
 
 
 def _number(pattern: str, text: str) -> int:
@@ -231,21 +253,73 @@ def row(name: str, plain: Outcome, checked: Outcome) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
+def findings_row(name: str, plain: Outcome, checked: Outcome, findings: list[dict[str, Any]]) -> str:
+    """Return the line of the table of one suite that was checked for findings."""
+    accused = {each["test"] for each in findings}
+    large = {each["test"] for each in findings if each["nbytes"] >= DEFAULT_BYTES}
+    cells = (
+        name.replace("==", " "),
+        plain.passed,
+        len(plain.failed),
+        len(checked.failed - plain.failed - checked.accused),
+        len(large),
+        len(accused),
+        len({each["cause"] for each in findings}),
+        len({each["cause"] for each in findings if each["kind"] == "stale"}),
+        f"{plain.cpu_s:.1f}",
+        f"{checked.cpu_s:.1f}",
+        f"{checked.cpu_s / plain.cpu_s:.2f}",
+    )
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def causes_of(findings: list[dict[str, Any]]) -> str:
+    """Return each cause with its largest finding and the number of its tests."""
+    by_cause: dict[str, list[dict[str, Any]]] = {}
+    for each in findings:
+        by_cause.setdefault(each["cause"], []).append(each)
+    lines = []
+    for cause, rows in by_cause.items():
+        largest = max(rows, key=lambda row: row["nbytes"])
+        tests = sorted({row["test"] for row in rows})
+        lines.append(
+            f"{cause}  {len(tests)} tests, up to {largest['nbytes']:,} bytes  {largest['kind']}: {largest['place']}\n"
+            f"  advice: {largest['advice']}\n  first test: {tests[0]}"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the table, and the causes."""
-    chosen = sys.argv[2:]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--findings", action="store_true")
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("library", nargs="*")
+    arguments = parser.parse_args()
+    title, head = (FINDINGS_TITLE, FINDINGS_HEAD) if arguments.findings else (TITLE, HEAD)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
-        print(f"{TITLE}\n\n{HEAD}\n| --- |" + " --- |" * 10)
+        folder = arguments.folder or Path(temporary)
+        print(f"{title}\n\n{head}\n| --- |" + " --- |" * 10)
         causes = []
         for suite in SUITES:
-            if chosen and suite.library not in chosen:
+            if arguments.library and suite.library not in arguments.library:
                 continue
             root = fetch(suite, folder)
             plain = run(suite, root, folder, "--no-memwatch")
-            checked = run(suite, root, folder, "--memwatch-leaks=all")
-            print(row(suite.name, plain, checked), flush=True)
-            causes += [f"## {suite.name}\n\n```\n{checked.causes.strip()}\n```\n"] * bool(checked.causes)
+            if arguments.findings:
+                results = Path(temporary) / f"{suite.library}.json"
+                least = f"--memwatch-findings-min-bytes={LEAST_BYTES}"
+                checked = run(
+                    suite, root, folder, "--memwatch-findings=all", least, f"--memwatch-json={results}"
+                )
+                findings = findings_of(results)
+                print(findings_row(suite.name, plain, checked, findings), flush=True)
+                text = causes_of(findings)
+            else:
+                checked = run(suite, root, folder, "--memwatch-leaks=all")
+                print(row(suite.name, plain, checked), flush=True)
+                text = checked.causes.strip()
+            causes += [f"## {suite.name}\n\n```\n{text}\n```\n"] * bool(text)
     print("\n" + "\n".join(causes))
 
 

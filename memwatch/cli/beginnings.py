@@ -28,7 +28,7 @@ from memwatch.cli.common import (
 )
 from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
 from memwatch.errors import MemwatchError, OptionError, linked_errors
-from memwatch.kinds.fit import Kind
+from memwatch.kinds.fit import DEFAULT_STEPS, Kind
 from memwatch.private_files import FilesOutside, PrivateFiles, PrivateFilesError
 from memwatch.words.fit import BEGINS
 from memwatch.words.summary import NEXT_COMMAND, NEXT_TO_KEEP
@@ -93,7 +93,10 @@ class Fit:
             "script has an option of this name",
         )
         parser.add_argument(
-            "--steps", type=positive, default=3, metavar="N", help="end each run after N steps, default 3"
+            "--steps",
+            type=positive,
+            metavar="N",
+            help="end each run after N steps, default 3, or 2 if the program makes no more",
         )
         parser.add_argument(
             "--ways",
@@ -138,7 +141,8 @@ class Fit:
         # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and
         # after the files are private, for torch starts threads
         # torch takes seconds to import, so the first line comes before
-        say(BEGINS.format(steps=options.steps, program=_THE_PROGRAM if options.command else program.target))
+        steps = DEFAULT_STEPS if options.steps is None else options.steps
+        say(BEGINS.format(steps=steps, program=_THE_PROGRAM if options.command else program.target))
         from memwatch.fit.api import fit_program
         from memwatch.words.fit import files_dropped
 

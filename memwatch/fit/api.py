@@ -111,7 +111,7 @@ def fit_program(
     load: Callable[[], Callable[[], None]],
     limit: int | float | str,
     *,
-    steps: int = 3,
+    steps: int | None = None,
     ways: Collection[str] | None = None,
     files: PrivateFiles | None = None,
     plan_path: str | None = None,
@@ -122,7 +122,7 @@ def fit_program(
     Args:
         load: makes the process look as if Python had just started on the program, and returns the program.
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
-        steps: steps of the optimizer after which a run is ended.
+        steps: steps of the optimizer after which a run is ended; None for 3, or 2 if the program makes no more.
         ways: kinds of ways to try; see `fit`.
         files: keeps the script's changes away from the user's files; None lets the script write.
         plan_path: where the caller saves the plan, if the way has one. The lines load it from there.
@@ -137,7 +137,7 @@ def fit_program(
     """
     require_known_torch()
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
-    trial = ProgramTrial(load, steps, files)
+    trial = ProgramTrial(load, steps, files, print_line)
     search, kept = _searched(trial, limit_bytes, kinds, print_line)
     notes = _notes(search, kept, trial.device)
     if files is not None:

@@ -23,6 +23,7 @@ from memwatch.fit.state import fingerprint, optimizers_of, random_states
 from memwatch.fit.trial import LEARNING_STEPS, OUT_OF_MEMORY, Measurement, plan_of, trained
 from memwatch.fit.way import Applied, Expressions, Way, expressions_of
 from memwatch.heap.frames import read_locals
+from memwatch.kinds.fit import DEFAULT_STEPS
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile
 from memwatch.replay.measure import can_measure
@@ -64,8 +65,10 @@ class ProgramTrial:
 
     Args:
         load: makes the process look as if Python had just started on the program, and returns the program.
-        steps: steps of the optimizer after which a run is ended.
+        steps: steps of the optimizer after which a run is ended; None for `DEFAULT_STEPS`, or fewer if the program
+            makes fewer.
         files: keeps the program's writes away from the user's files; None lets it write.
+        print_line: is called with a sentence if the program makes fewer steps.
 
     Attributes:
         names: the program's names for its model and optimizers.
@@ -73,11 +76,17 @@ class ProgramTrial:
     """
 
     def __init__(
-        self, load: Callable[[], Callable[[], None]], steps: int, files: PrivateFiles | None = None
+        self,
+        load: Callable[[], Callable[[], None]],
+        steps: int | None = None,
+        files: PrivateFiles | None = None,
+        print_line: Callable[[str], object] = lambda line: None,
     ) -> None:
         self.names, self.device = Expressions(), "cpu"
         self._left = LivingStorages(self.device)
-        self._load, self._steps, self._files = load, max(steps, _FEWEST_STEPS), files
+        self._load, self._files, self._print_line = load, files, print_line
+        self._steps = max(steps or DEFAULT_STEPS, _FEWEST_STEPS)
+        self._may_be_fewer = steps is None
         self._folder = os.getcwd()
         self._modules = set(sys.modules)
         self._arguments = list(sys.argv)
@@ -182,7 +191,12 @@ class ProgramTrial:
                 exit_code = error.code
         if not run.is_complete:
             uncounted = run.needed_steps - self._steps
-            message = words.too_few_steps(run.steps, uncounted, self._steps, _FEWEST_STEPS, exit_code)
+            if self._may_be_fewer and not way.is_planned and run.steps >= _FEWEST_STEPS:
+                self._steps = run.steps
+                self._print_line(words.PROGRAM_HAS_FEWER_STEPS.format(steps=run.steps))
+                return self._run_program(way, within)
+            steps = _FEWEST_STEPS if self._may_be_fewer else self._steps
+            message = words.too_few_steps(run.steps, uncounted, steps, _FEWEST_STEPS, exit_code)
             raise TooFewStepsError(message)
         self.names, self.device = run.names, run.device
         return run

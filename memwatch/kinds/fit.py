@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+DEFAULT_STEPS: Final = 3
+"""Optimizer steps of each run, for a program that makes as many. A guess."""
 
 
 class Kind(Enum):

@@ -51,6 +51,7 @@ BEGINS: Final = (
     "fit runs the first {steps} optimizer steps of {program} once for each way, and some ways have several variants. "
     "A line follows for each run. For fewer runs, give --ways KIND,...; for shorter ones, --steps 2"
 )
+PROGRAM_HAS_FEWER_STEPS: Final = "the program makes {steps} optimizer steps, so each run ends after {steps}"
 RUN: Final = "run {number}: {outcome}"
 RUN_PEAK: Final = "{run}: peak {peak}"
 RUN_STEP: Final = ", {duration} per step"

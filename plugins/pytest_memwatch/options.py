@@ -47,6 +47,10 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "help": "Which tests fail for memory that they could free or avoid: those with the marker no_findings (marked, "
         "the default), all of them, or none (off).",
     },
+    "--memwatch-findings-min-bytes": {
+        "metavar": "SIZE",
+        "help": "Do not count findings of fewer bytes than SIZE in tests without the marker (default 1 MiB).",
+    },
     "--memwatch-limit-peak": {
         "metavar": "SIZE",
         "help": "Fail each test whose body adds more than SIZE at its peak.",
@@ -103,6 +107,10 @@ _INI_KEYS: Final[dict[str, dict[str, Any]]] = {
         "default": "",
     },
     "memwatch_findings": {"help": "like --memwatch-findings: marked, all or off", "default": ""},
+    "memwatch_findings_min_bytes": {
+        "help": "like --memwatch-findings-min-bytes: a size such as 64 KiB",
+        "default": "",
+    },
     "memwatch_limit_peak": {"help": "like --memwatch-limit-peak: a size such as 64 MiB", "default": ""},
     "memwatch_ignore": {
         "help": "leaks that do not count, one rule a line, `pattern: reason`",
@@ -157,6 +165,8 @@ class Settings:
         stack_depth: frames shown for each allocation.
         ignore: rules of the ini file and of the project's settings.
         leaks_min_bytes: leaks of fewer bytes do not count.
+        findings_min_bytes: findings of fewer bytes do not count in tests without a marker; None for the marker's
+            default.
     """
 
     root: Path | None = None
@@ -176,6 +186,7 @@ class Settings:
     stack_depth: int = 1
     ignore: tuple[IgnoreRule, ...] = ()
     leaks_min_bytes: int = 0
+    findings_min_bytes: int | None = None
 
 
 SETTINGS: Final = pytest.StashKey[Settings]()
@@ -213,6 +224,10 @@ def read_settings(config: pytest.Config) -> Settings:
             project.get("limits.leak"),
         )
         or 0,
+        findings_min_bytes=_size(
+            "findings-min-bytes",
+            option("memwatch_findings_min_bytes") or config.getini("memwatch_findings_min_bytes"),
+        ),
         limit_bytes=_size(
             "limit-peak",
             option("memwatch_limit_peak") or config.getini("memwatch_limit_peak"),
@@ -511,13 +526,16 @@ def has_peak_mark(item: pytest.Item) -> bool:
     return item.get_closest_marker("limit_peak_memory") is not None
 
 
-def findings_check(item: pytest.Item, mode: str) -> FindingsCheck | None:
+def findings_check(item: pytest.Item, settings: Settings) -> FindingsCheck | None:
     """Return the check of a test's closest marker, or the check for all tests, or None."""
-    mark = item.get_closest_marker("no_findings") if mode != "off" else None
+    mark = item.get_closest_marker("no_findings") if settings.findings != "off" else None
     if mark is not None:
         check: FindingsCheck = read_mark(mark)
         return check
-    return no_findings() if mode == "all" else None
+    if settings.findings != "all":
+        return None
+    least_bytes = settings.findings_min_bytes
+    return no_findings() if least_bytes is None else FindingsCheck(least_bytes)
 
 
 def peak_limit(item: pytest.Item, settings: Settings) -> PeakLimit | None:
@@ -576,7 +594,7 @@ def checks_for(item: pytest.Item, settings: Settings) -> Checks:
         single_pass=settings.leaks == "all" and mark is None and growth is None,
         allowed=allowed,
         limit=peak_limit(item, settings),
-        findings=findings_check(item, settings.findings),
+        findings=findings_check(item, settings),
         measured=settings.measure,
         asked=has_peak_mark(item),
     )

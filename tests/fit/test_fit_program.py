@@ -89,6 +89,24 @@ def test_each_run_has_a_line_on_standard_error_as_soon_as_it_has_ended(fit, tmp_
     assert any(re.search(r": checkpoint `0`.*: .*, which fits$", line) for line in ends)
 
 
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("--steps", "3"), 1)])
+def test_a_script_that_makes_two_steps_is_fitted_with_them(fit, tmp_path, arguments, code):
+    """If the user gives the number of steps, a script that makes fewer is an error."""
+    (tmp_path / "train.py").write_text(SCRIPT.replace("range(100_000_000)", "range(2)"))
+    done = fit("--ways", "checkpoint", "--limit=550KiB", *arguments, "train.py")
+    assert done.returncode == code, done.stderr
+    is_said = "the program makes 2 optimizer steps, so each run ends after 2" in done.stderr
+    assert is_said == (code == 0)
+    assert ("give --steps 2" in done.stderr) == (code == 1)
+
+
+def test_a_script_with_a_single_step_needs_two(fit, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("range(100_000_000)", "range(1)"))
+    done = fit("--ways", "checkpoint", "--limit=550KiB", "train.py")
+    assert done.returncode == 1
+    assert "made 1 steps of an optimizer of torch, and 2 are needed" in done.stderr
+
+
 def test_the_peak_of_a_script_does_not_depend_on_where_its_variables_are(fresh_python, tmp_path):
     """The search for names reads the variables of the running calls, and must not prolong their lives.
 
