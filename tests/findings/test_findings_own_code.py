@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import sysconfig
 import textwrap
@@ -95,6 +96,40 @@ def test_what_an_installer_put_elsewhere_is_no_program_code(tmp_path, monkeypatc
         "models/net.py": CodeOwner.PROGRAM,
         "library2/a.py": CodeOwner.PROGRAM,
     }
+
+
+INSTALLED = """
+    import memwatch
+    import torch
+
+    def keep():
+        unused = torch.ones(64, 1024)
+        return torch.ones(256, 1024).sum()
+
+    def check():
+        torch.autograd.gradcheck(torch.sin, torch.randn(64, dtype=torch.double, requires_grad=True))
+
+    for function in (keep, check):
+        with memwatch.profile() as prof:
+            function()
+        print(function.__name__, [finding.holder.split(",")[0] for finding in prof.findings])
+"""
+
+
+def test_where_only_installed_code_runs_its_lines_count_and_torchs_do_not(tmp_path):
+    """The tests of an installed package are such code. The rows of `gradcheck` are variables of torch."""
+    package = tmp_path / "site-packages" / "installed"
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(textwrap.dedent(INSTALLED))
+    path = os.pathsep.join([str(package.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "installed"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["keep ['`unused`']", "check []"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch.record.native import library
@@ -50,3 +51,17 @@ def test_of_memory_that_no_tensor_names_no_use_is_known():
         convolve(prof)
     unnamed = prof.storages[prof.storages["category"] == "unknown"]
     assert not unnamed[["lag_ns", "use_ns", "drag_ns", "void_ns"]].any(axis=None)
+
+
+def test_no_use_is_known_of_the_state_of_a_random_generator():
+    """C++ makes it without an op, and reads it without one. A checkpoint keeps it until its backward."""
+    net = torch.nn.Linear(8, 8)
+    with memwatch.profile() as prof:
+        y = torch.randn(4, 8, requires_grad=True)
+        for _ in range(3):
+            y = checkpoint(net, y, use_reentrant=True)
+        y.sum().backward()
+    states = prof.storages[prof.storages["nbytes"] == torch.get_rng_state().nbytes]
+    assert len(states) >= 3
+    assert not states[["lag_ns", "use_ns", "drag_ns", "void_ns"]].any(axis=None)
+    assert [finding.holder for finding in prof.findings if finding.kind == "void"] == []

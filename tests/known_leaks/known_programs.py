@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from memwatch.kinds.known_leaks import KNOWN_LEAKS
+
 WIDE = 128
 STAND_INS = Path(__file__).parent / "site-packages"
 
@@ -32,6 +34,21 @@ def stand_in(path, *, mended):
     sys.modules[name] = module  # where memwatch looks for the file of a class
     spec.loader.exec_module(module)
     return module
+
+
+def forget_stand_ins():
+    """Put the libraries' own modules back."""
+    for name, module in replaced.items():
+        sys.modules.pop(name, None)  # an inner session of pytest may have dropped it
+        if module is not None:
+            sys.modules[name] = module
+    replaced.clear()
+
+
+def entry_of(program):
+    """Return the entry of a program in the table of known leaks."""
+    (entry,) = (each for each in KNOWN_LEAKS if each.link.endswith("/" + program.link))
+    return entry
 
 
 def step(model, optimizer):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from known_programs import PROGRAMS, WITHIN_ONE_CALL, replaced, stand_in
+from known_programs import PROGRAMS, WITHIN_ONE_CALL, entry_of, forget_stand_ins, stand_in
 
 import memwatch
 from memwatch.kinds import known_leaks
@@ -17,11 +16,6 @@ from memwatch.kinds.known_leaks import KNOWN_LEAKS, known_leak
 from memwatch.kinds.leaks import LeakKind
 
 DOCS = Path(__file__).parents[2] / "docs" / "concepts" / "leaks.md"
-
-
-def entry_of(program):
-    (entry,) = (each for each in KNOWN_LEAKS if each.link.endswith("/" + program.link))
-    return entry
 
 
 @pytest.fixture
@@ -35,11 +29,7 @@ def versions(monkeypatch):
 @pytest.fixture(autouse=True)
 def libraries_after():
     yield
-    for name, module in replaced.items():
-        del sys.modules[name]
-        if module is not None:
-            sys.modules[name] = module
-    replaced.clear()
+    forget_stand_ins()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import WORKSPACE
+from memwatch.analysis.facts.allocations import UNOBSERVED, WORKSPACE
 from memwatch.capture.schema import ACCESSES, NONE
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ def write_biographies(
     if not capture.rows("ops"):
         used = np.zeros(len(used), dtype=bool)
     in_kernel = allocations.origin == WORKSPACE
-    is_seen = used | ((allocations.storage != NONE) & (allocations.thread == NONE))
+    # Only C++ made the memory without an op, such as the state of a random generator. It may also read it without one.
+    is_made_by_cpp = allocations.origin == UNOBSERVED
+    is_seen = used | ((allocations.storage != NONE) & (allocations.thread == NONE) & ~is_made_by_cpp)
     known = (is_seen | in_kernel) & (not capture.lacks("uses"))
 
     def times_ns(rows: IntArray | slice) -> _Times:

@@ -123,14 +123,18 @@ def _candidate(
 def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
     """Return a candidate with a line of the program; None if only torch's or a package's author could follow it.
 
-    Where no code is the program's own, as when a package's own command runs, all lines count.
+    Where no code is the program's own, the lines of installed packages count too. This is so if a package's own command
+    runs, or the tests of an installed package.
     """
-    holder = candidate.holder
+    holder, has_program_code = candidate.holder, facts.call_stacks.has_program_code
     file = holder.site.rpartition(":")[0]
-    owner = facts.call_stacks.owner_of_file.get(file, CodeOwner.PROGRAM)
-    if not facts.call_stacks.has_program_code or (owner == CodeOwner.PROGRAM and not holder.foreign):
+    owner = CodeOwner(facts.call_stacks.owner_of_file.get(file, CodeOwner.PROGRAM))
+    if owner == CodeOwner.PROGRAM and not holder.foreign:
         return candidate
-    own_lines = facts.made_by.own_line[candidate.allocations]
+    if not has_program_code and owner.calls_torch:
+        return candidate
+    made_by = facts.made_by
+    own_lines = (made_by.own_line if has_program_code else made_by.line)[candidate.allocations]
     line = next((str(line) for line in own_lines if line), "")
     if not candidate.kind.row.is_mended_by_callers or not line:
         return None
