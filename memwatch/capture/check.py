@@ -77,6 +77,7 @@ File systems that compress shrink captures, which are deflated already, far less
 _MOST: Final = 1 << 62  # a count or a time in metadata must be smaller
 _LATEST_S: Final = 253_402_300_799
 """The end of the year 9999, in unix seconds. Later times have no date."""
+_READ_COLUMNS: Final = 5
 _PAIR: Final = 2  # numbers of an extent: a first and a last one
 _EXPRESSION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[\d+\]|\['[\w -]*'\])*")
 """The expression of a variable, an attribute or an item. Printed code contains it, so it must not run anything else."""
@@ -383,6 +384,19 @@ def _are_texts_by_name(value: Any) -> bool:
     return type(value) is dict and all(map(_is_text, value.values()))
 
 
+def _are_reads(value: Any) -> bool:
+    """Return True for rows of file, function, method, line, and a list of lines."""
+    return type(value) is list and all(
+        type(row) is list
+        and len(row) == _READ_COLUMNS
+        and all(map(_is_text, row[:3]))
+        and _is_whole(row[3])
+        and type(row[4]) is list
+        and all(map(_is_whole, row[4]))
+        for row in value
+    )
+
+
 def _are_bytes(value: Any) -> bool:
     return type(value) is dict and all(map(_is_whole, value.values()))
 
@@ -441,6 +455,7 @@ _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
     _are_spans: ("processes_started_ns",),
     _are_expressions: ("expressions",),
     _are_texts_by_name: ("changed_arguments", "grown_lists", "changed_attributes"),
+    _are_reads: ("reads_in_python",),
 }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from memwatch.record.flush import FLUSH_S, FlushPace, TakenRows, Timer, tables_i
 from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.options import Choice
 from memwatch.record.process import AcceleratorMemory, ProcessSampler
+from memwatch.record.reads_in_python import reads_in_python
 from memwatch.record.saved_tensors import SavedTensorHooks
 from memwatch.record.steps import Sleeper, Steps, entry_bytes
 from memwatch.record.tables.rows import Stacks, Strings, new_op_counter
@@ -424,6 +425,7 @@ class Session:
             "changed_arguments": self.context.changed_arguments.classes,
             "grown_lists": self.context.changed_arguments.lists,
             "changed_attributes": self.context.changed_arguments.attributes,
+            "reads_in_python": reads_in_python(self._stacks.codes),
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,

@@ -65,6 +65,7 @@ SHOWN_ELSEWHERE: Final = frozenset(
     | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments", "expressions"}
     | {"ended_by", "processes_started_ns"}
     | {"changed_arguments", "grown_lists", "changed_attributes", "computes_in_bfloat16", "is_all_adagrad"}
+    | {"reads_in_python"}
 )
 LABELS: Final = {
     "holder_samples": "searches for holders",

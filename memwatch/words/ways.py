@@ -158,6 +158,11 @@ PREPARED: Final = (
 )
 ITEM: Final = "item()"
 NUMBER_READ: Final = "; {op} reads a number of the whole batch: the loss must not depend on this number"
+CALL: Final = "{method}()"
+VALUES_READ: Final = (
+    "; {read} reads values in Python, where memwatch does not follow them: the loss must not depend on a number of the "
+    "whole batch among them"
+)
 OTHER_TERMS: Final = "; the loss has other terms too: with them, no target may be ignored"
 SPLIT_REFUSED: Final = "no split of the batch is offered, because {reason}"
 _SPLIT_OBSTACLES: Final = {

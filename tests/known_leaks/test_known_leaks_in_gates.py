@@ -17,18 +17,22 @@ from known_programs import PROGRAMS, WITHIN_ONE_CALL
 make = {{**PROGRAMS, **WITHIN_ONE_CALL}}[{name!r}].make
 leaking, mended = make(mended=False), make(mended=True)
 
+@pytest.mark.parametrize("number", range({tests}))
 {marker}
-def test_leaking():
-    {block}leaking()
+def test_leaking(number):
+    leaking()
 
+@pytest.mark.parametrize("number", range({tests}))
 {marker}
-def test_mended():
-    {block}mended()
+def test_mended(number):
+    mended()
 """
-GATES = {
-    "marker": ("@pytest.mark.no_tensor_leaks", "", ()),
-    "every test": ("", "", ("--memwatch-leaks=all",)),
-}
+MARKED, EVERY = "marked", "all"
+"""The gates: the marker of a test, and the option that checks every test.
+
+One run of a test does not show that memory grows. So with the option, the program runs in several tests.
+"""
+_TESTS = 5
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -43,47 +47,54 @@ def _imports():
 
 @pytest.fixture
 def tests_of(pytester, monkeypatch):
-    """Run a known leak and its corrected twin as two tests, and return the results of both."""
+    """Run a known leak and its corrected twin as tests, and return the results of both: ``(leaking, mended)``."""
 
-    def run(name, marker, block, options):
+    def run(name, *options, marker="", tests=1):
         program = {**PROGRAMS, **WITHIN_ONE_CALL}[name]
         entry = entry_of(program)
         if program.library:
             pytest.importorskip(program.library)
-        real = known_leaks._version
         pretended = {} if program.library else {entry.library: entry.seen_in}
+        real = known_leaks._version
         monkeypatch.setattr(
             known_leaks, "_version", lambda library: pretended.get(library) or real(library)
         )
-        pytester.makepyfile(test_known=SUITE.format(name=name, marker=marker, block=block))
-        pytester.makeini("[pytest]\naddopts = -p no:timeout -p no:anyio -p no:benchmark -p no:hypothesispytest\n")
+        program.make(mended=True)()  # its imports, which pytester would make the process forget
+        pytester.makepyfile(test_known=SUITE.format(name=name, marker=marker, tests=tests))
+        pytester.makeini(
+            "[pytest]\naddopts = -p no:timeout -p no:anyio -p no:benchmark -p no:hypothesispytest\n"
+        )
         pytester.runpytest("--memwatch-json=out.json", *options)
-        tests = json.loads((pytester.path / "out.json").read_text())["tests"]
-        return {row["nodeid"].partition("::")[2]: row for row in tests}
+        rows = json.loads((pytester.path / "out.json").read_text())["tests"]
+        assert len(rows) == 2 * tests
+        return [
+            [row for row in rows if f"::{test}[" in row["nodeid"]] for test in ("test_leaking", "test_mended")
+        ]
 
     yield run
     forget_stand_ins()
 
 
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("gate", [MARKED, EVERY])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_gate_names_a_known_leak_and_passes_the_program_with_the_remedy(name, gate, tests_of):
-    tests = tests_of(name, *GATES[gate])
+    if gate == MARKED:
+        leaking, mended = tests_of(name, marker="@pytest.mark.no_tensor_leaks")
+    else:
+        leaking, mended = tests_of(name, "--memwatch-leaks=all", tests=_TESTS)
     program = PROGRAMS[name]
-    leaks = tests["test_leaking"]["leaks"]
-    assert tests["test_leaking"]["failed"] == "leak"
+    leaks = [leak for row in leaking for leak in row["leaks"]]
+    assert "leak" in [row["failed"] for row in leaking]
     assert any(program.holder in leak["holder"] for leak in leaks), leaks
     assert {leak["known"] and leak["known"]["link"] for leak in leaks} == {entry_of(program).link}
-    assert tests["test_mended"]["failed"] is None, tests["test_mended"]
-    assert tests["test_mended"]["outcome"] == "passed"
+    assert [(row["failed"], row["outcome"]) for row in mended] == [(None, "passed")] * len(mended)
 
 
 @pytest.mark.parametrize("name", WITHIN_ONE_CALL)
 def test_a_gate_names_what_a_library_keeps_within_one_call_and_passes_the_remedy(name, tests_of):
-    tests = tests_of(name, '@pytest.mark.no_findings(min_bytes="64 KiB")', "", ())
+    [leaking], [mended] = tests_of(name, marker='@pytest.mark.no_findings(min_bytes="64 KiB")')
     program = WITHIN_ONE_CALL[name]
-    findings = tests["test_leaking"]["findings"]
-    assert tests["test_leaking"]["failed"] == "findings"
-    assert any(program.holder in each["holder"] for each in findings), findings
-    assert any(entry_of(program).link in each["advice"] for each in findings)
-    assert tests["test_mended"]["outcome"] == "passed"
+    assert leaking["failed"] == "findings"
+    assert any(program.holder in each["holder"] for each in leaking["findings"]), leaking["findings"]
+    assert any(entry_of(program).link in each["advice"] for each in leaking["findings"])
+    assert (mended["failed"], mended["outcome"]) == (None, "passed")

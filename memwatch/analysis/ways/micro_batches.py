@@ -47,6 +47,7 @@ from memwatch.analysis.ways.independence import (
     weighs_classes,
 )
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer
+from memwatch.analysis.ways.reads_in_python import ReadInPython, read_before_backward
 from memwatch.analysis.ways.step_in_backward import OF_JOBS, gradients_of_parameters
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
 from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, RECOMPUTE
@@ -125,6 +126,7 @@ class Split(NamedTuple):
         prepared_by: an op that reduces data of the whole batch before the program calls its model, and whose result
             reaches the loss; -1 for none.
         read_by: an op that gives a number of the whole batch to the program (`item()`); -1 for none.
+        read_in_python: a line before a backward that gives the values of some tensor to Python; None for none.
         has_other_terms: True if the loss has terms beside a cross entropy, which counts its targets.
     """
 
@@ -133,6 +135,7 @@ class Split(NamedTuple):
     prepared_by: int = NONE
     read_by: int = NONE
     has_other_terms: bool = False
+    read_in_python: ReadInPython | None = None
 
 
 def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> Split:
@@ -201,7 +204,14 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         )
         for parts in candidates[:_CANDIDATES]
     ]
-    return Split(choices, refusal, followed.prepared_by, followed.read_by, followed.has_other_terms)
+    return Split(
+        choices,
+        refusal,
+        followed.prepared_by,
+        followed.read_by,
+        followed.has_other_terms,
+        read_before_backward(facts, [range(each.start_op, each.end_op) for each in passes]),
+    )
 
 
 def left_out(facts: Facts) -> str:

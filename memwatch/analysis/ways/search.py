@@ -494,6 +494,11 @@ class _Search:
             decision += words.PREPARED.format(op=self._op_text(split.prepared_by))
         if split.read_by != NONE:
             decision += words.NUMBER_READ.format(op=self._op_text(split.read_by, words.ITEM))
+        if split.read_in_python is not None:
+            method, site = split.read_in_python
+            decision += words.VALUES_READ.format(
+                read=words.OP_AT.format(op=words.CALL.format(method=method), line=short_place(site))
+            )
         return [
             _Change(
                 kind="micro_batches",

@@ -138,6 +138,11 @@ class Stacks:
             self._keys += (key,)  # not `append`, because a signal handler may raise at any call
         return number
 
+    @property
+    def codes(self) -> list[CodeType]:
+        """The code objects of all frames."""
+        return list(self._codes.values())
+
     def unwritten_rows(self) -> list[int]:
         """Return rows of `stacks` for the stacks that are new since the last call."""
         rows: list[int] = []
