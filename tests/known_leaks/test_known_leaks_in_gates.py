@@ -45,6 +45,15 @@ def _imports():
         pass
 
 
+@pytest.fixture(autouse=True)
+def _imports_of_program(name):
+    """Import what a program imports, before pytester notes the modules that the process keeps."""
+    program = {**PROGRAMS, **WITHIN_ONE_CALL}[name]
+    if program.library:
+        pytest.importorskip(program.library)
+    program.make(mended=True)()
+
+
 @pytest.fixture
 def tests_of(pytester, monkeypatch):
     """Run a known leak and its corrected twin as tests, and return the results of both: ``(leaking, mended)``."""
@@ -52,14 +61,11 @@ def tests_of(pytester, monkeypatch):
     def run(name, *options, marker="", tests=1):
         program = {**PROGRAMS, **WITHIN_ONE_CALL}[name]
         entry = entry_of(program)
-        if program.library:
-            pytest.importorskip(program.library)
         pretended = {} if program.library else {entry.library: entry.seen_in}
         real = known_leaks._version
         monkeypatch.setattr(
             known_leaks, "_version", lambda library: pretended.get(library) or real(library)
         )
-        program.make(mended=True)()  # its imports, which pytester would make the process forget
         pytester.makepyfile(test_known=SUITE.format(name=name, marker=marker, tests=tests))
         pytester.makeini(
             "[pytest]\naddopts = -p no:timeout -p no:anyio -p no:benchmark -p no:hypothesispytest\n"

@@ -256,6 +256,19 @@ def test_the_option_chooses_the_tests(pytester):
     every.assert_outcomes(failed=1, passed=1)
 
 
+def test_the_least_size_of_a_finding_is_an_option_for_tests_without_the_marker(pytester):
+    """The marker keeps its own."""
+    unmarked = KEPT_GRAPHS.replace('@pytest.mark.no_findings(kinds=["graph"])\n', "")
+    pytester.makepyfile(test_verl=unmarked)
+    few = pytester.runpytest("--memwatch-findings=all", "--memwatch-findings-min-bytes=1GiB")
+    few.assert_outcomes(passed=2)
+    wrong = pytester.runpytest("--memwatch-findings=all", "--memwatch-findings-min-bytes=much")
+    wrong.stderr.fnmatch_lines(["*--memwatch-findings-min-bytes=much: *"])
+    pytester.makepyfile(test_verl=KEPT_GRAPHS)
+    marked = pytester.runpytest("--memwatch-findings=all", "--memwatch-findings-min-bytes=1GiB")
+    marked.assert_outcomes(failed=1, passed=1)
+
+
 def test_a_rule_with_a_reason_excuses_a_finding(pytester):
     """The rules for leaks serve for findings too."""
     pytester.makepyfile(test_verl=KEPT_GRAPHS)
