@@ -134,8 +134,8 @@ HEAD = (
 
 FINDINGS_TITLE = "# Suites of other libraries under `--memwatch-findings=all`"
 FINDINGS_HEAD = (
-    "| suite | passed plainly | failed plainly | new failures | accused, 1 MiB | accused, 1 KiB | causes | of these stale "
-    "| plain, CPU s | checked, CPU s | ratio |"
+    "| suite | passed plainly | failed plainly | new failures | accused, 1 MiB | accused, 1 KiB | causes "
+    "| of these stale | plain, CPU s | checked, CPU s | ratio |"
 )
 
 
