@@ -412,6 +412,8 @@ class Examination:
                 check.kinds is not None and finding.kind not in check.kinds
             ):
                 continue
+            if check.only_with_backward and finding.kind == "graph" and not _has_backward(reading):
+                continue
             rule = next((rule for rule in self._settings.ignore if rule.matches_finding(finding)), None)
             if rule is None:
                 found.append(finding)
@@ -677,3 +679,10 @@ def _lines(frames: Sequence[Any]) -> Lines:
     lines: list[Line] = [frame[:3] for frame in frames if frame[3] and not is_memwatch_code(frame[0])]
     callers = [line for line in lines[1:2] if not is_test_runner_code(line[0])]
     return lines[0] if lines else None, callers[0] if callers else None
+
+
+def _has_backward(reading: Reading) -> bool:
+    """Return True if any op of a backward was recorded."""
+    from memwatch.capture.schema import BACKWARD
+
+    return bool((reading.capture.tables["ops"]["phase"] == BACKWARD).any())

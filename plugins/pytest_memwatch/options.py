@@ -383,11 +383,15 @@ def _called_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any
 class FindingsCheck:
     """Check for avoidable memory: findings of these kinds, of `min_bytes` or more, fail the test.
 
+    Many tests run a model without a backward, to check its result. Without a marker, they don't fail for the graph of
+    this forward.
+
     Where `kinds` is None, all kinds count.
     """
 
     min_bytes: int = 0
     kinds: frozenset[str] | None = None
+    only_with_backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -535,7 +539,8 @@ def findings_check(item: pytest.Item, settings: Settings) -> FindingsCheck | Non
     if settings.findings != "all":
         return None
     least_bytes = settings.findings_min_bytes
-    return no_findings() if least_bytes is None else FindingsCheck(least_bytes)
+    check = no_findings() if least_bytes is None else FindingsCheck(least_bytes)
+    return replace(check, only_with_backward=True)
 
 
 def peak_limit(item: pytest.Item, settings: Settings) -> PeakLimit | None:

@@ -269,6 +269,25 @@ def test_the_least_size_of_a_finding_is_an_option_for_tests_without_the_marker(p
     marked.assert_outcomes(failed=1, passed=1)
 
 
+FORWARD = """
+import pytest, torch
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)))
+
+{marker}
+def test_shape():
+    y = model(torch.randn(4096, 64))
+    assert y.shape == (4096, 64)
+"""
+
+
+def test_a_test_that_only_runs_a_forward_fails_by_its_marker_alone(pytester):
+    """Many tests check a result so. The graph of the forward is no bug of the model."""
+    pytester.makepyfile(test_forward=FORWARD.format(marker=""))
+    pytester.runpytest("--memwatch-findings=all").assert_outcomes(passed=1)
+    pytester.makepyfile(test_forward=FORWARD.format(marker="@pytest.mark.no_findings"))
+    pytester.runpytest().assert_outcomes(failed=1)
+
+
 def test_a_rule_with_a_reason_excuses_a_finding(pytester):
     """The rules for leaks serve for findings too."""
     pytester.makepyfile(test_verl=KEPT_GRAPHS)

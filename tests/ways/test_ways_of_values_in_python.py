@@ -10,6 +10,8 @@ from torch.nn import functional
 
 import memwatch
 
+pytestmark = pytest.mark.words
+
 BATCH, WIDE = 64, 64
 INPUTS, TARGETS = torch.randn(BATCH, WIDE), torch.randn(BATCH, WIDE)
 CLASSES = torch.randint(0, WIDE, (BATCH,))
