@@ -639,6 +639,7 @@ def _growth_of_series(
         whole_bytes,
         clock=clock_of(samples),
         device=device,
+        is_free=name in FREE_ROWS or name == name_of_row(device, CACHE),
     )
 
 
