@@ -337,11 +337,14 @@ class Cuda(Accelerator):
     def _segments_of_all(self, pool: tuple[int, int] | None) -> list[dict[str, Any]]:
         # torch takes the number of the default pool for all pools
         of_pool = {} if pool in (None, DEFAULT_POOL) else {"mempool_id": pool}
+        segments: list[dict[str, Any]] = []
         try:
-            segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(include_traces=False, **of_pool)
+            segments = torch.cuda.memory_snapshot(include_traces=False, **of_pool)
         except TypeError as error:  # an older torch lists the history too, if one is recorded
             pass_on(error)
             segments = torch.cuda.memory_snapshot()
+        except RuntimeError as error:  # cudaMallocAsync has figures, but no list of its blocks
+            pass_on(error)
         return segments
 
     def random_state(self, name: str) -> torch.Tensor:

@@ -73,8 +73,9 @@ def name_of_row(device: str, row: str) -> str:
 def device_memory(notes: list[str]) -> list[DeviceMemory]:
     """Return the memory of the devices on which torch's allocator has taken memory in this process.
 
-    A device without such memory is left out, because a question about it can start it: CUDA then takes hundreds of MiB
-    for its context. For the same reason, memwatch asks no device in a fork of a process that uses CUDA.
+    A device without such memory is left out, because reading its use can start it: CUDA then takes hundreds of MiB for
+    its context. A fork of a process that uses CUDA must not call CUDA. torch shows no device in use there, so memwatch
+    reads none.
 
     Args:
         notes: sentences about devices that could not be read are appended.

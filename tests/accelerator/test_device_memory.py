@@ -46,8 +46,8 @@ def start_anew():
         pretend.set_pool(number, 0, 0)
 
 
-def test_a_device_that_the_program_has_not_used_is_not_asked():
-    """The first question about the use of a device can start it."""
+def test_a_device_that_the_program_has_not_used_is_not_read():
+    """Reading the use of a device for the first time can start it."""
     adapter_type = type(adapter_of(DEVICE))
     asked, use = [], adapter_type.use
     adapter_type.use = lambda self, name: asked.append(name) or use(self, name)
@@ -192,12 +192,12 @@ def test_a_backend_without_the_figures_has_no_rows():
             setattr(Accelerator, name, kept)
 
 
-def test_a_process_that_may_not_use_the_device_does_not_ask():
+def test_a_process_that_may_not_use_the_device_does_not_read_it():
     """A fork of a process with an initialised device must not call it."""
     start_anew()
     HELD.append(make(12 * MIB))
     module = torch.pretend
-    module.is_initialized = lambda: False  # as torch's modules answer in a fork
+    module.is_initialized = lambda: False  # as in torch's modules in a fork
     try:
         assert device_memory([]) == []
     finally:

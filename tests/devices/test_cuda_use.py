@@ -7,6 +7,7 @@ import torch
 
 from memwatch.devices import adapters
 from memwatch.devices.adapters import Cuda, DeviceUse
+from memwatch.monitor.device_memory import CACHE, ELSEWHERE, OUTSIDE, TENSORS_ON_DEVICE, device_memory
 
 RELAXED = 2
 
@@ -59,3 +60,20 @@ def test_the_segments_of_one_pool_are_those_of_the_device_and_the_pool(monkeypat
     assert Cuda().segments("cuda:1", (0, 4)) == [{"device": 1, "segment_pool_id": (0, 4)}]
     assert Cuda().segments("cuda:1", (0, 0)) == [{"device": 1, "segment_pool_id": (0, 0)}]
     assert len(Cuda().segments("cuda:0")) == 3
+
+
+def test_an_allocator_without_a_list_of_its_blocks_has_no_segments(monkeypatch):
+    """The backend cudaMallocAsync has the figures of the rows, but raises an error for the list."""
+
+    def memory_snapshot(mempool_id=None, include_traces=None):
+        raise RuntimeError("Calling snapshot with backend:cudaMallocAsync is not meaningful.")
+
+    figures = {"allocated_bytes.all.current": 5, "reserved_bytes.all.current": 7}
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", memory_snapshot)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _name: figures)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _name: (10, 20))
+    monkeypatch.setattr("memwatch.devices.devices_in_use", lambda: ["cuda:0"])
+    notes = []
+    (found,) = device_memory(notes)
+    assert found.rows == {TENSORS_ON_DEVICE: 5, CACHE: 2, ELSEWHERE: 0, OUTSIDE: 3}
+    assert notes == []
