@@ -133,8 +133,7 @@ class Fork:
     @property
     def page_faults(self) -> int:
         """How many page faults it has had; so it has copied no more pages than these."""
-        fields = _fields_of(self.pid)
-        return int(fields[_FAULTS]) if fields else 0
+        return _faults_in(_fields_of(self.pid))
 
 
 def forks_of(pids: Iterable[int]) -> list[Fork]:
@@ -160,7 +159,7 @@ def note_faults() -> None:
     """Remember the page faults of this process: a fork that starts later may be compared with them."""
     fields = _fields_of(os.getpid())
     if fields:
-        _readings.append((time.clock_gettime(time.CLOCK_BOOTTIME), int(fields[_FAULTS])))
+        _readings.append((time.clock_gettime(time.CLOCK_BOOTTIME), _faults_in(fields)))
     if len(_readings) > _MOST_READINGS:
         del _readings[-2::-2]
 
@@ -169,7 +168,7 @@ def _faults_since(fork: Fork) -> int | None:
     """Return at least the page faults of this process since a fork; None if there was no reading before the fork."""
     before = [faults for time_s, faults in _readings if time_s <= fork.start_s]
     fields = _fields_of(os.getpid())
-    return int(fields[_FAULTS]) - before[-1] if before and fields else None
+    return _faults_in(fields) - before[-1] if before and fields else None
 
 
 def _of_one_age(forks: Iterable[Fork]) -> list[list[Fork]]:
@@ -196,6 +195,11 @@ def _fields_of(pid: int) -> list[bytes]:
         return []
 
 
+def _faults_in(fields: list[bytes]) -> int:
+    """Return the page faults of a process. A page that was swapped out is read and copied in one major fault."""
+    return int(fields[_FAULTS]) + int(fields[_MAJOR_FAULTS]) if fields else 0
+
+
 def _start_of_program(fields: list[bytes]) -> list[bytes] | None:
     """Return the random addresses of a process's code and stack, which its forks have too; None if unknown."""
     found = fields[_START_OF_CODE : _START_OF_CODE + 3]
@@ -204,8 +208,9 @@ def _start_of_program(fields: list[bytes]) -> list[bytes] | None:
 
 
 _FAULTS: Final = 7
-"""The places of `minflt`, `starttime` and `startcode` after the name of the program; `endcode` and `startstack` follow
-(proc_pid_stat(5))."""
+"""The places of `minflt`, `majflt`, `starttime` and `startcode` after the name of the program; `endcode` and
+`startstack` follow (proc_pid_stat(5))."""
+_MAJOR_FAULTS: Final = 9
 _START: Final = 19
 _START_OF_CODE: Final = 23
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from forked import run_forked
 
+from memwatch.monitor import copies
 from memwatch.monitor.copies import Fork, _of_one_age
 
 MIB = 1 << 20
@@ -260,6 +261,15 @@ def test_copies_of_forks_that_started_at_other_times_are_beyond_the_faults_of_th
     assert "`texts`" in holder
     assert asleep == []
     assert busy == []
+
+
+def test_a_page_that_was_swapped_out_can_be_copied_in_a_major_fault(monkeypatch):
+    fields = [b"0"] * 30
+    fields[7], fields[9] = b"300", b"40"  # minflt and majflt
+    monkeypatch.setattr(copies, "_fields_of", lambda _pid: fields)
+    assert Fork(1, 0.0).page_faults == 340
+    monkeypatch.setattr(copies, "_readings", [(0.0, 100)])
+    assert copies._faults_since(Fork(1, 0.0)) == 240
 
 
 def test_forks_of_different_age_are_not_compared():
