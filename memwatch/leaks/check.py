@@ -237,8 +237,8 @@ class References:
         allowed: ids of the older objects that may refer to young ones.
     """
 
-    # the list of objects, the variable `obj`, and the argument of `getrefcount`
-    _OWN: Final = 3
+    # The list of objects, and the argument of `getrefcount`. A variable is no argument: Python 3.14 does not count one.
+    _OWN: Final = 2
     # All of C++ together holds the Python object of a tensor or node once. Measured with torch 2.13; with an older one
     # the references do not add up, and the whole heap is searched.
     _CPP_HOLDS: Final = not is_older_than(2, 13)
@@ -273,12 +273,12 @@ class References:
 
     def _is_listed(self, place: int) -> bool:
         if place not in self._listed:
-            owners, obj = self._above(place), self._snapshot.objects[place]
+            owners = self._above(place)
             native = {at for at in owners if self._snapshot.native_edge(at, place) is not None}
             # the snapshot keeps a record of each reference in C++
             known = self._OWN + sum(at not in native for at in owners) + len(native)
             known += bool(native) and self._CPP_HOLDS
-            self._listed[place] = sys.getrefcount(obj) <= known
+            self._listed[place] = sys.getrefcount(self._snapshot.objects[place]) <= known
         return self._listed[place]
 
 
