@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from memwatch.kinds.edges import EdgeKind, VertexKind
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,13 +94,15 @@ def _stored_attributes(folder: Path, name: str) -> frozenset[str]:
     """Return the attributes that statements set in the files of a folder that contain a name."""
     found: set[str] = set()
     for file in folder.glob("*.py"):
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if name in text:
-            nodes = ast.walk(ast.parse(text))
-            stored = (
-                node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            )
-            found.update(node.attr for node in stored)
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+            nodes = ast.walk(ast.parse(text)) if name in text else ()
+        except (OSError, SyntaxError, ValueError) as error:  # it may not be read, or is for another Python
+            pass_on(error)
+            continue
+        found.update(
+            node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        )
     return frozenset(found)
 
 

@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 from memwatch.kinds.leaks import Remedy
+from memwatch.leaks import torchs_cycles
 from memwatch.sizes import format_bytes
 from memwatch.way_lines import of_blocks
 from memwatch.words.leaks import advice
@@ -79,6 +80,13 @@ def test_a_cycle_that_torchs_own_code_closes_is_no_leak(program, code, shell_mem
     done = shell_memwatch("leaks", "train.py")
     assert done.returncode == code
     assert ("not counted: 1 cycle" in done.stderr) == (code == 0)
+
+
+def test_a_file_of_torch_that_python_cannot_parse_is_skipped(tmp_path):
+    (tmp_path / "template.py").write_text("self._owner = {{ owner }} of\n")
+    (tmp_path / "denied.py").mkdir()
+    (tmp_path / "graph.py").write_text("self._owner = self._other = owner\n")
+    assert torchs_cycles._stored_attributes(tmp_path, "_owner") == {"_owner", "_other"}
 
 
 def test_what_outlives_the_program_is_named(shell_memwatch, tmp_path):
