@@ -231,6 +231,7 @@ def start(work):
 def found(*works, between=int, readings=True):
     if readings:
         note_faults()
+        time.sleep(0.05)  # the kernel rounds the start of a fork down to 10 ms, which must not be before the reading
     pids = []
     for work in works:
         pids.append(start(work))
