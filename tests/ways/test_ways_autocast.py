@@ -61,6 +61,53 @@ class _Tied(nn.Module):
         return x
 
 
+class _GraphAttention(nn.Module):
+    """Edges weigh messages in half precision by float32 numbers: the product and its backward convert tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.out = nn.Linear(64, 128, bias=False), nn.Linear(128, 64)
+        self.of_source, self.of_target = (nn.Parameter(torch.randn(1, 8, 16) / 10) for _ in range(2))
+        self.edges = torch.randint(0, 512, (2, 4096))
+
+    def forward(self, x):
+        nodes = self.linear(x).view(-1, 8, 16)
+        source, target = self.edges
+        scores = (nodes * self.of_source).sum(-1)[source] + (nodes * self.of_target).sum(-1)[target]
+        weights = functional.leaky_relu(scores, 0.2).sigmoid()
+        messages = nodes[source] * weights[..., None]
+        index = target[:, None, None].expand_as(messages)
+        mixed = torch.zeros(len(x), 8, 16, dtype=messages.dtype).scatter_add(0, index, messages)
+        return self.out(mixed.reshape(len(x), -1))
+
+
+class _Gated(nn.Module):
+    """A product of both precisions at the peak, of which only one factor needs a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.head = nn.Linear(256, 256).requires_grad_(False), nn.Linear(256, 4)
+        self.scale = nn.Parameter(torch.ones(256))
+
+    def forward(self, x):
+        return self.head(self.frozen(x) * (x * self.scale))
+
+
+class _Pointwise(nn.Module):
+    """Convolutions of single pixels, which need no workspace in float32 and much in half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(16, 64, 1)
+        self.convolutions = nn.ModuleList(nn.Conv2d(64, 64, 1) for _ in range(4))
+
+    def forward(self, x):
+        x = self.first(x)
+        for convolution in self.convolutions:
+            x = x + convolution(x).relu()
+        return x.mean((2, 3))
+
+
 def _recorded(model, x, lines=""):
     """Return the profile of two steps after a first one, of a model that is changed by some lines."""
     gc.collect()  # what an earlier program left would be alive at the start
@@ -96,6 +143,31 @@ def test_the_peak_under_autocast_is_the_estimated_one(make, shape):
     assert "significant digits" in way.decision
     measured_bytes = _without_workspace(_recorded(make(), x, way.lines))
     assert abs(way.peak_bytes / measured_bytes - 1) <= _LARGEST_ERROR_RATIO
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Sequential(_GraphAttention(), _GraphAttention()), (512, 64)),
+        (_Pointwise, (8, 16, 32, 32)),
+    ],
+    ids=["graph attention", "pointwise convolutions"],
+)
+@pytest.mark.skipif(not computes_in_bfloat16(), reason="other kernels run on such a processor")
+def test_the_peak_under_autocast_counts_what_kernels_of_the_host_convert(make, shape):
+    x = torch.randn(shape)
+    torch.manual_seed(0)
+    (way,) = _autocast_of(_recorded(make(), x)).itertuples()
+    measured_bytes = _without_workspace(_recorded(make(), x, way.lines))
+    assert abs(way.peak_bytes / measured_bytes - 1) <= _LARGEST_ERROR_RATIO
+
+
+def test_autocast_is_not_offered_where_converted_inputs_raise_the_peak():
+    x = torch.randn(2048, 256)
+    prof = _recorded(_Gated(), x)
+    half = _recorded(_Gated(), x, "model.forward = __import__('torch').autocast('cpu')(model.forward)")
+    assert half.peak_bytes > prof.peak_bytes
+    assert _autocast_of(prof).empty
 
 
 def _without_workspace(prof):
