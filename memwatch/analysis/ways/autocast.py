@@ -408,7 +408,7 @@ class _Simulation:
         self._spikes.append(Spike(self._timeline.event_of(op + 1), nbytes + _ALIGNMENT_BYTES))
 
     def _reorder(self, op: int, given: list[int], results: list[int]) -> None:
-        """Add the workspace of a convolution or its backward, which copies what it reads; the forward also its result."""
+        """Add the copies that a convolution makes of its inputs and result, or its backward of its inputs."""
         if not (self._has_workspace and results and self._name(op) in _CONVOLUTIONS):
             return
         copied = given if self._in_backward[op] else [*given, *results]
