@@ -101,9 +101,16 @@ class TorchRuns:
     def __init__(self, capture: Capture) -> None:
         runs = capture.tables["torch_runs"]
         self._start_op, self._end_op = runs["start_op"], runs["end_op"]
+        self._known: dict[int, range | None] = {}
 
     def around(self, op: int) -> range | None:
         """Return the ops of the innermost recorded run that an op belongs to, or None."""
+        # thousands of tensors have holders at one op
+        if op not in self._known:
+            self._known[op] = self._find_around(op)
+        return self._known[op]
+
+    def _find_around(self, op: int) -> range | None:
         rows = np.flatnonzero((self._start_op <= op) & (op < self._end_op))
         if not len(rows):
             return None

@@ -586,9 +586,10 @@ class HolderSamples:
         if placed is None or placed.inference not in _ACROSS:
             return placed
         seen_ops = self._table["op"][rows] - 1
-        same = np.array(
-            [self._rows.holder(path).key == holder.key for path in self._table["path"][rows].tolist()]
-        )
+        # a list has a path for each of its items, and each sample has a row for each path
+        paths, key = self._table["path"][rows].tolist(), holder.key
+        is_same = {path: self._rows.holder(path).key == key for path in set(paths)}
+        same = np.array([is_same[path] for path in paths])
         if (same & (seen_ops <= op)).any() and (same & (seen_ops >= op)).any():
             return placed.inferred(Inference.BETWEEN)
         return placed
