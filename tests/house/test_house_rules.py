@@ -50,6 +50,7 @@ _OF_ONE_MODULE: Final = {
     "memwatch.ranks.terminal": "one view of a job",
     "memwatch.record.holders.sample": "the searches of one sample; the sampler decides when",
     "memwatch.record.python.packs": "the counterpart of src/saved.h",
+    "memwatch.record.reads_in_python": "reads the bytecode of the program, which the rest of the recorder does not",
     "memwatch.record.torch_records": "what memwatch knows of DDP, FSDP and autocast",
     "memwatch.replay.budget_keeper": "the states of a step, without FX graphs",
     "memwatch.replay.step_budget": "the gradients that count as part of a budget",
