@@ -90,8 +90,8 @@ CATEGORY_ROWS: Final = (
         "temporary",
         "#e4cc61",
         "bright_yellow",
-        "temporary tensors, used within one iteration",
-        meaning="made and last used within one iteration, and not saved for backward",
+        "temporary tensors, which no later iteration was seen to need",
+        meaning="not saved for backward, and no later iteration was seen to need it",
     ),
     CategoryRow(
         "workspace",

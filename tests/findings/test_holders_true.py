@@ -103,6 +103,37 @@ def test_what_a_plain_loop_keeps_in_a_container_is_held(run, category):
     assert not told["rule"].str.contains("into the next iteration|a later iteration").any()
 
 
+def collect_in_one_line(kept):
+    for number in range(6):
+        kept.append(torch.full((WIDE, WIDE), float(number)) * 2)
+
+
+def use_up_in_one_line(kept):
+    for number in range(6):
+        kept = torch.full((WIDE, WIDE), float(number)) * 2
+    return kept
+
+
+def add_up_in_one_line(kept):
+    """One sum of several terms: its ops repeat in one line, too."""
+    one = torch.ones(WIDE, WIDE)
+    kept.append(one * 1 + one * 2 + one * 3 + one * 4 + one * 5)
+
+
+@pytest.mark.parametrize(
+    ("run", "category"),
+    [(collect_in_one_line, "held"), (use_up_in_one_line, "temporary"), (add_up_in_one_line, "temporary")],
+)
+def test_a_loop_of_which_one_line_calls_ops_has_passes(run, category):
+    kept = []
+    with memwatch.profile() as prof:
+        run(kept)
+        torch.stack(kept or [torch.ones(WIDE, WIDE)]).sum()
+    made = prof.at_peak[(prof.at_peak["op_name"] == "aten.mul.Tensor") & (prof.at_peak["nbytes"] > WIDE)]
+    assert set(made["category"]) == {category}
+    assert run is not collect_in_one_line or len(made) == 6
+
+
 def test_what_waits_in_a_list_for_its_use_is_not_held():
     """The list is gone before the block ends: nothing keeps it on purpose."""
     with memwatch.profile() as prof:

@@ -422,9 +422,14 @@ def has_whole_last_call(capture: Capture) -> bool:
 # Passes of the outermost loop, for programs without steps, backwards and modules: when one begins, by call stacks.
 #
 # A loop shows as a jump back: a function runs an earlier line than before, or calls a function again that had
-# returned.
+# returned. A loop of which only one line calls ops shows as the same ops again and again.
 _DEEPEST: Final = 256
 """Calls of a stack that are compared, from the outermost. A guess."""
+_FEWEST_REPEATS: Final = 3
+"""Times that the ops of one line must repeat to count as the passes of a loop. A sum of three terms calls the same op
+twice in a line. A guess."""
+_MOST_OPS_OF_LINE: Final = 256
+"""Ops of one pass, if a single line calls them. A guess."""
 _OF_OBJECTS: Final = [kind.value for kind in EdgeKind if kind.row.keeps_results]
 _LASTING: Final = [
     kind.value for kind in EdgeKind if kind.row.outlives_iteration and kind.row.is_kept_by_owner
@@ -443,13 +448,23 @@ def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
         lines = np.array([stack[depth].line if len(stack) > depth else 0 for stack in frames])
         here = lines[which[chosen]]
         if not here.any():
-            break
+            return _repeats(ops["name"][chosen], ops["start_ns"][chosen])
         back = np.flatnonzero(np.diff(here) < 0)
         if len(back):
             starts_ns: IntArray = ops["start_ns"][chosen[back + 1]]
             return starts_ns
         found, count = np.unique(here, return_counts=True)
         chosen = chosen[here == found[np.argmax(np.where(found > 0, count, 0))]]
+    return np.zeros(0, dtype=np.int64)
+
+
+def _repeats(names: IntArray, starts_ns: IntArray) -> IntArray:
+    """Return when the ops of one line begin anew, without the first time; nothing if they are no exact repetition."""
+    longest = min(len(names) // _FEWEST_REPEATS, _MOST_OPS_OF_LINE)
+    for count in np.flatnonzero(names[1 : longest + 1] == names[:1]) + 1:
+        if np.array_equal(names[count:], names[:-count]):
+            again: IntArray = starts_ns[count::count]
+            return again
     return np.zeros(0, dtype=np.int64)
 
 
