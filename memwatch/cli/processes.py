@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -46,6 +47,8 @@ except Exception as error:
     with open({failed!r}, "w") as file:
         file.write(f"{{type(error).__name__}}: {{error}}")
 """
+_LEAST_WIDTH: Final = 60
+"""Characters that a line of `memwatch ps` has at least: in a narrower terminal, the terminal wraps it. A guess."""
 _MOST_SECONDS: Final = 1e6
 """The most seconds of one recording, 11 days: longer is a typing error. A guess."""
 
@@ -347,7 +350,10 @@ class Ps:
         if options.json:
             emit_json(record_of(found, earlier))
         else:
-            emit(of_process(found, earlier=earlier))
+            # a program that reads the text gets one line for each row
+            is_terminal = sys.stdout is not None and sys.stdout.isatty()
+            width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if is_terminal else None
+            emit(of_process(found, earlier=earlier, width=width))
         return 0
 
 

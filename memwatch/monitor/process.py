@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 28  # of a row's name
 _SIZE: Final = 11
+_LEAST_HOW: Final = 24
+"""Characters of a line that a column of sentences needs. If there is less room, a sentence gets lines of its own."""
 _OF_DEVICE: Final = "device: {row}"
 
 
@@ -131,7 +134,10 @@ class Earlier:
 
 
 def of_process(
-    found: ProcessRows, uss_at_first: Mapping[int, int] | None = None, earlier: Earlier | None = None
+    found: ProcessRows,
+    uss_at_first: Mapping[int, int] | None = None,
+    earlier: Earlier | None = None,
+    width: int | None = None,
 ) -> str:
     """Return the rows of a process, its devices, its children and the notes as text.
 
@@ -139,6 +145,7 @@ def of_process(
         found: the rows.
         uss_at_first: the USS of its children by pid when somebody first saw them, to show their growth.
         earlier: an earlier reading, to show the growth of the rows too.
+        width: characters in a line; None for lines of any length, one for each row.
     """
     if earlier is not None:
         uss_at_first = earlier.uss_bytes
@@ -151,30 +158,42 @@ def of_process(
     if earlier is not None:
         head += f"; growth in {earlier.seconds:.1f} s"
     title = "" if earlier is None else f" {'growth':>{_SIZE + 1}}"
-    lines = [
-        head,
-        f"{'':{_WIDTH}} {'bytes':>{_SIZE}} {'private':>{_SIZE}}{title}  how it is known",
-        *(
-            f"{row.row:{_WIDTH}} {format_bytes(row.nbytes):>{_SIZE}} {format_bytes(row.private_nbytes):>{_SIZE}}"
-            f"{_signed(grown.get(row.row))}  {row.how}"
-            for row in found.rows
-        ),
-    ]
-    lines += [
-        f"{row:{_WIDTH}} {'0 B':>{_SIZE}} {'0 B':>{_SIZE}}{_signed(nbytes)}  there is none any more"
-        for row, nbytes in grown.items()
-        if not found.nbytes(row)
-    ]
+    lines = _wrapped(head, "", width)
+    lines += _wrapped(
+        f"{'':{_WIDTH}} {'bytes':>{_SIZE}} {'private':>{_SIZE}}{title}", "how it is known", width
+    )
+    for row in found.rows:
+        sizes = f"{format_bytes(row.nbytes):>{_SIZE}} {format_bytes(row.private_nbytes):>{_SIZE}}"
+        lines += _wrapped(f"{row.row:{_WIDTH}} {sizes}{_signed(grown.get(row.row))}", row.how, width)
+    for name, nbytes in grown.items():
+        if not found.nbytes(name):
+            sizes = f"{'0 B':>{_SIZE}} {'0 B':>{_SIZE}}{_signed(nbytes)}"
+            lines += _wrapped(f"{name:{_WIDTH}} {sizes}", "there is none any more", width)
     for device in found.devices:
         lines += ["", _head_of_device(device)]
-        lines += [
-            f"{row:{_WIDTH}} {format_bytes(nbytes):>{_SIZE}}  {HOW[row]}"
-            for row, nbytes in device.rows.items()
-        ]
+        for name, nbytes in device.rows.items():
+            lines += _wrapped(f"{name:{_WIDTH}} {format_bytes(nbytes):>{_SIZE}}", HOW[name], width)
     if found.children:
         lines += ["", "processes that it started:", *_table_of(found.children, uss_at_first)]
-    lines += [f"note: {note}" for note in found.notes]
+    for note in found.notes:
+        lines += _wrapped(f"note: {note}", "", width)
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(figures: str, sentence: str, width: int | None) -> list[str]:
+    """Return a row as lines of at most `width` characters: the figures, and the sentence in a column beside them."""
+    if width is None:
+        return [f"{figures}  {sentence}" if sentence else figures]
+    if not sentence:
+        return textwrap.wrap(figures, width, break_on_hyphens=False)
+    room = width - len(figures) - 2
+    if room < _LEAST_HOW:
+        return [
+            figures,
+            *(f"    {line}" for line in textwrap.wrap(sentence, width - 4, break_on_hyphens=False)),
+        ]
+    first, *rest = textwrap.wrap(sentence, room, break_on_hyphens=False)
+    return [f"{figures}  {first}", *(f"{'':{len(figures)}}  {line}" for line in rest)]
 
 
 def _head_of_device(device: DeviceMemory) -> str:

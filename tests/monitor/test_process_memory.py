@@ -702,6 +702,17 @@ def test_the_growth_of_rows_and_processes_that_come_and_go():
     assert " new " in line
 
 
+@pytest.mark.parametrize("earlier", [None, process.Earlier(1.0, {"file mappings": 3}, {8: 1})])
+def test_no_line_about_a_process_is_longer_than_the_terminal(earlier):
+    """What is known of a row stands in a column, or below its row where no column fits."""
+    how = "smaps; /proc doesn't tell tensors, Python objects and other blocks of malloc apart"
+    found = rows.ProcessRows(1, "python", 5, 5, 5, [rows.Row("tensors", 5, 5, how)], notes=[how + how])
+    lines = process.of_process(found, earlier=earlier, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()).count(" ".join(how.split()[-3:])) == 3
+    assert f"  {how}" in process.of_process(found, earlier=earlier)
+
+
 def test_ps_says_what_is_wrong(shell_memwatch):
     for words, message in (
         (["ps", "4194303"], "there is no process 4194303"),
