@@ -578,11 +578,14 @@ def _ways(reading: DeviceReading, most: int, *, with_code: bool) -> list[Rendera
         grid.add_row(
             Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True), Text(_told(way), overflow="fold")
         )
-    heading = ways.ways_heading(
-        is_beside_findings=bool(reading.findings), is_cut_off=reading.cut_off is not None
-    )
-    meanings = Text(ways.bases_text(found.loc[shown, "basis"]), style="dim")
-    parts: list[RenderableType] = [heading, grid, meanings]
+    is_beside_findings = bool(reading.findings)
+    heading = ways.ways_heading(is_beside_findings=is_beside_findings, is_cut_off=reading.cut_off is not None)
+    peaks_bytes = found.loc[shown, "peak_bytes"].tolist()
+    heading = ways.heading_in_terminal(heading, peaks_bytes, is_beside_findings=is_beside_findings)
+    meanings = ways.bases_text(found.loc[shown, "basis"])
+    if peaks_bytes != sorted(peaks_bytes):
+        meanings = f"{meanings} {ways.ORDER}"
+    parts: list[RenderableType] = [heading, grid, Text(meanings, style="dim")]
     code = str(found["lines"][chosen]).rstrip()
     peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))
     parts.append(Text(ways.code_heading(chosen, peak_of_code)))

@@ -74,10 +74,13 @@ SINGLE_PRECISION: Final = (
 HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 
 HEADING: Final = "What would lower the peak"
-HEADING_BESIDE_FINDINGS: Final = "What else would lower the peak, each change alone"
+HEADING_BESIDE_FINDINGS: Final = "What else would lower the peak"
 HEADING_SO_FAR: Final = "What would lower the peak so far"
-HEADING_SO_FAR_BESIDE_FINDINGS: Final = "What else would lower the peak so far, each change alone"
+HEADING_SO_FAR_BESIDE_FINDINGS: Final = "What else would lower the peak so far"
 """The headings for a recording that was cut off: the rest of the program may have a higher peak."""
+HEADING_ALONE: Final = "{heading}, each change alone"
+HEADING_ALONE_IN_ORDER: Final = "{heading}, each change alone, lowest peak first"
+"""The headings of a terminal, where a line is dear; the page has sentences instead."""
 AFTER_GROWTH: Final = (
     "Fix the growth first: it would soon use up what other changes save. `memwatch summary --json` lists the other "
     "changes (in Python: prof.ways)"
@@ -265,6 +268,20 @@ def ways_heading(*, is_beside_findings: bool, is_cut_off: bool) -> str:
     if is_cut_off:
         return HEADING_SO_FAR_BESIDE_FINDINGS if is_beside_findings else HEADING_SO_FAR
     return HEADING_BESIDE_FINDINGS if is_beside_findings else HEADING
+
+
+def heading_in_terminal(heading: str, peaks_bytes: Sequence[int], *, is_beside_findings: bool) -> str:
+    """Return the heading of changes with their order, and that their savings do not add up.
+
+    Args:
+        heading: the heading alone.
+        peaks_bytes: the peaks of the changes below it, in their order.
+        is_beside_findings: whether findings are listed above them.
+    """
+    if len(peaks_bytes) < 2:
+        return HEADING_ALONE.format(heading=heading) if is_beside_findings else heading
+    is_in_order = list(peaks_bytes) == sorted(peaks_bytes)
+    return (HEADING_ALONE_IN_ORDER if is_in_order else HEADING_ALONE).format(heading=heading)
 
 
 def reading_of_ways(count: int, *, is_beside_findings: bool) -> str:

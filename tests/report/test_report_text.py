@@ -26,6 +26,7 @@ from memwatch.report.tree import peak_tree, tree
 from memwatch.sizes import format_bytes, parse_bytes
 from memwatch.words.holders import short_inferred
 from memwatch.words.storages import short_op
+from memwatch.words.ways import heading_in_terminal
 
 
 def sizes(text: str) -> list[int]:
@@ -144,6 +145,24 @@ def test_a_summary_explains_the_basis_of_each_change(training):
     shown = set(re.findall(r"; (simulated|estimated)\b", text))
     assert shown
     assert {word.lower() for word in re.findall("(Simulated|Estimated): ", text)} == shown
+
+
+@pytest.mark.words
+@pytest.mark.parametrize(
+    ("peaks_bytes", "is_beside_findings", "order"),
+    [
+        ([3], False, ""),
+        ([3], True, ", each change alone"),
+        ([3, 5], False, ", each change alone, lowest peak first"),
+        (
+            [5, 3],
+            False,
+            ", each change alone",
+        ),  # one without a decision comes first, as a sentence below says
+    ],
+)
+def test_a_heading_of_changes_says_their_order(peaks_bytes, is_beside_findings, order):
+    assert heading_in_terminal("X", peaks_bytes, is_beside_findings=is_beside_findings) == f"X{order}"
 
 
 def test_a_name_that_is_too_long_keeps_what_it_is_and_where_it_was_made():
