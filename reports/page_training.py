@@ -81,7 +81,8 @@ def leaks_of_a_step() -> list[memwatch.Leak]:
 
 def train_as_rank(rank: int, ranks: int, steps: int) -> None:
     """Train as one rank; rank 0 alone keeps its logits, and the last one has a larger batch."""
-    dist.init_process_group("gloo", init_method="file://./group", rank=rank, world_size=ranks)
+    # torch takes the path of `file://./group` to be /group, which every run on this machine would share
+    dist.init_process_group("gloo", store=dist.FileStore("group", ranks), rank=rank, world_size=ranks)
     training = Training(6 if rank == ranks - 1 else 4)
     training.model = DistributedDataParallel(training.model)
     with memwatch.profile(f"train.rank{rank}.memwatch") as prof:
