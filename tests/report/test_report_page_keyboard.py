@@ -70,8 +70,20 @@ def other_pages(leaked, steps, tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     with memwatch.profile() as less:
         torch.ones(100)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("WORLD_SIZE", "2")
+        for rank in range(2):
+            environment.setenv("RANK", str(rank))
+            with memwatch.profile(folder / f"run.rank{rank}.memwatch"):
+                torch.ones(100 * (rank + 1)).mul(2)
+    ranks = memwatch.merge(sorted(folder.glob("run.rank*.memwatch")))
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
+    with memwatch.profile(replay=True) as planned:
+        model(torch.ones(64, 32)).square().mean().backward()
     sites = [peak_sites(ByDevice(each.capture).tables("cpu")) for each in (less, steps)]
     return {
+        "ranks": ranks.report(folder / "ranks.html"),
+        "plan": html(planned, folder / "plan.html", plan=memwatch.plan(planned, budget="80%")),
         "leaks": leak_page(leaked, folder / "leaks.html", title="one call"),
         "diff": diff_page(compare(*sites), folder / "diff.html", old="old", new="new"),
     }
@@ -112,7 +124,7 @@ def test_tab_reaches_every_control_and_shows_where_it_is(browser, profile_page):
     check_walk(browser)
 
 
-@pytest.mark.parametrize("name", ["leaks", "diff"])
+@pytest.mark.parametrize("name", ["leaks", "diff", "ranks", "plan"])
 def test_tab_reaches_every_control_of_the_other_pages(browser, other_pages, name):
     browser.driver.get("about:blank")
     browser.driver.get(other_pages[name].as_uri())
