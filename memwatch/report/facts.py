@@ -275,7 +275,11 @@ def headline(reading: DeviceReading) -> str:
     changes = listed_ways(reading)
     way_bytes = int(changes["peak_bytes"].iloc[0]) if len(changes) else None
     if not reading.findings:
-        return text if way_bytes is None else text + _headline_of_ways(changes, _the_peak(reading))
+        return (
+            text
+            if way_bytes is None
+            else text + _headline_of_ways(changes, words.HEADLINE_WAY, _the_peak(reading))
+        )
     first = reading.findings[0]
     finding_bytes, sentence = first.predicted_peak_bytes, words.HEADLINE_FINDING
     if finding_bytes >= reading.peak_bytes:
@@ -285,7 +289,7 @@ def headline(reading: DeviceReading) -> str:
         return text
     is_included = str(first.kind) in str(changes["kind"].iloc[0]).split(" + ")
     sentence = words.HEADLINE_INCLUDED if is_included else words.HEADLINE_INSTEAD
-    return text + sentence.format(peak=format_bytes(way_bytes))
+    return text + _headline_of_ways(changes, sentence, _the_peak(reading))
 
 
 def small_growth(reading: DeviceReading) -> Finding | None:
@@ -321,12 +325,12 @@ def _the_peak(reading: DeviceReading) -> str:
     return PEAK if reading.cut_off is None else PEAK_SO_FAR
 
 
-def _headline_of_ways(changes: pd.DataFrame, the_peak: str) -> str:
+def _headline_of_ways(changes: pd.DataFrame, sentence: str, the_peak: str) -> str:
     """Return the peak with the first change. If the shown code is of a later change, add the peak with that one."""
     _, chosen = shown_ways(changes, most=len(changes))
     peaks = [format_bytes(int(nbytes)) for nbytes in changes["peak_bytes"]]
-    code = words.HEADLINE_CODE.format(peak=peaks[chosen]) if chosen else ""
-    return words.HEADLINE_WAY.format(the_peak=the_peak, peak=peaks[0]) + code
+    peak = words.HEADLINE_CODE.format(first=peaks[0], peak=peaks[chosen]) if chosen else peaks[0]
+    return sentence.format(the_peak=the_peak, peak=peak)
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:

@@ -32,7 +32,7 @@ HEADLINE_INSTEAD: Final = " If you make the first change below instead, it falls
 HEADLINE_INCLUDED: Final = " If you make the first change below, which includes that fix, it falls to {peak}."
 """For a change that includes the change of the finding."""
 HEADLINE_WAY: Final = " If you make the first change below, {the_peak} falls to {peak}."
-HEADLINE_CODE: Final = " The code below is for a later change, with a peak of {peak}."
+HEADLINE_CODE: Final = "{first} ({peak} with the code below)"
 """Where the first change needs a decision, the code of a later one is shown."""
 """The first sentences of the page and of the summary."""
 
