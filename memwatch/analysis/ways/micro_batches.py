@@ -8,6 +8,10 @@ With n parts, the live bytes differ from the recording in four respects:
 4. The code of this change calls a function for the forward. A result that only a variable of the step keeps, such as
    the logits, dies when this function returns, unless autograd saved it.
 
+All bytes of a result stay if the program keeps it beyond the next pass, or reads it together with results of other
+passes. The parts together then keep as many bytes as the whole batch. What the program computes outside a pass stays as
+large too. An evaluation, for example, joins the outputs of all steps. A metric of one step may move into the function.
+
 The batch size is the first dimension of the model's inputs. It must be the same for all inputs of the first call. For
 inputs of later calls it may be a multiple.
 
@@ -23,6 +27,7 @@ one forward, or if a library calls the backward.
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -78,6 +83,8 @@ _MOST_PARTS: Final = 8
 _LITTLE_RATIO: Final = 0.01
 """Workspace of an op below this share of the peak increase is ignored. `tests/ways` allow an error of 2 %, and this
 stays below it. A guess."""
+_OUTSIDE: Final = -1
+"""In place of the number of a pass: memory that an op outside the passes made."""
 _CANDIDATES: Final = 2
 """Numbers of parts that memwatch offers, such as 2 and 4, so that they do not fill the list of ways. A guess."""
 
@@ -185,7 +192,9 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         refusal = Refusal(Obstacle.PROCESSES)
     if refusal is None:  # otherwise the batches that a library accumulates would train differently too
         refusal = _backward_in_library(facts, passes)
-    rows = followed.rows[~_are_kept_by_each_part(facts, followed.rows, passes)]
+    is_kept = _are_kept_by_each_part(facts, followed.rows, passes)
+    is_kept |= np.isin(facts.allocations.storage[followed.rows], sorted(followed.read_outside))
+    rows = followed.rows[~is_kept]
     is_exact = not (
         _has_large_workspace(facts, rows)
         or _divides_the_batch_itself(facts, passes)
@@ -422,6 +431,7 @@ class _Followed(NamedTuple):
     Attributes:
         rows: the allocations that scale with the batch, as rows of `facts.allocations`.
         derived: the storages of the batch, and all storages that ops made from it.
+        read_outside: the results of a pass that the program keeps for an op that also reads those of others.
         counts_targets: True if one of the ops is a cross entropy, which may ignore some targets.
         picked: the storages with values that a mask or an index picked.
         refusal: why the loss must be computed from the whole batch, because it is not a mean over independent samples,
@@ -433,6 +443,7 @@ class _Followed(NamedTuple):
 
     rows: IntArray
     derived: set[int]
+    read_outside: set[int]
     counts_targets: bool
     picked: Collection[int]
     refusal: Refusal | None
@@ -465,6 +476,7 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
     refusals: list[Refusal] = []
     results_of_models, carried = _ResultsOfModels(facts), CarriedResults(facts, lasting)
     starts = {each.start_op for each in passes}
+    outside = _Outside(facts, passes, inputs, means)
     derived = set(inputs)
     rearranged: set[tuple[int, ...]] = set()  # sizes whose batch dimension is not among the first two
     # made from neither the batch nor parameters, such as targets: they get no gradient
@@ -528,6 +540,9 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
         # Results that an op computes from the batch depend on it. So does memory that the op writes to.
         derived.update(results)
         derived.update(written)
+        is_trained = phase[op] != FORWARD or means.is_differentiated(op)
+        if outside.takes(op, derived.intersection(given), [*results, *written], is_trained=is_trained):
+            continue  # its results are as large with micro-batches
         others: list[list[int]] = []
         if maker[op] != NONE:  # an op of a backward: get the sizes of the parameters that its forward op read
             read = uses_by_op.within(int(maker[op]), int(maker[op]) + 1)
@@ -555,6 +570,7 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
     return _Followed(
         rows,
         derived,
+        outside.read,
         counts_targets,
         means.picked(),
         refusal,
@@ -562,6 +578,51 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
         means.read_by,
         means.has_other_terms,
     )
+
+
+class _Outside:
+    """Finds the ops that no part of the batch runs: they read results of passes before, and none of their own pass.
+
+    Attributes:
+        read: the results that such an op reads together with those of other passes.
+    """
+
+    def __init__(self, facts: Facts, passes: list[Pass], inputs: set[int], means: BatchMeans) -> None:
+        self._ends = [each.end_op for each in passes]
+        self.read: set[int] = set()
+        roles = facts.capture.tables["roles"]
+        self._pass_of: dict[int, int] = {}  # by storage, the number of the pass that got it or made it
+        self._inputs = inputs
+        for op, storage in zip(roles["op"].tolist(), roles["storage"].tolist(), strict=True):
+            if storage in inputs:
+                self._pass_of.setdefault(storage, self._place(op))
+        # a recording may end in the forward of one more pass
+        after = range(self._ends[-1], facts.capture.rows("ops"))
+        self._ends_in_forward = any(map(means.is_differentiated, after))
+
+    def _place(self, op: int) -> int:
+        return bisect.bisect_right(self._ends, op)
+
+    def takes(self, op: int, given: set[int], changed: list[int], *, is_trained: bool) -> bool:
+        """Return True if an op runs outside the parts, and note what it reads and changes.
+
+        Args:
+            op: its number.
+            given: the storages that it reads, of those that depend on the batch.
+            changed: the storages that it makes or writes.
+            is_trained: whether a backward runs the op or runs through it. Such an op belongs to a part.
+        """
+        place = self._place(op)
+        passes = {self._pass_of.get(each, place) for each in given}
+        results = given - self._inputs
+        # a batch may be made once for all passes, so an op of a later pass reads it as its own
+        is_outside = place not in passes and (bool(results) or len(passes) > 1)
+        is_outside |= place == len(self._ends) and not self._ends_in_forward
+        is_outside &= not is_trained
+        if is_outside and len(passes) > 1:
+            self.read |= results
+        self._pass_of.update(dict.fromkeys(changed, _OUTSIDE if is_outside else place))
+        return is_outside
 
 
 class _ResultsOfModels:
