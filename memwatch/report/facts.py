@@ -27,6 +27,7 @@ from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words import summary as words
 from memwatch.words.findings import PEAK, PEAK_SO_FAR, added_phrase
+from memwatch.words.holders import short_inferred
 from memwatch.words.places import own_place, short_own_place
 from memwatch.words.processes import PARTS, PROGRAM_FAILED, counted, parts_text
 from memwatch.words.storages import short_op
@@ -58,6 +59,8 @@ steps of three programs: 490 MiB (55 % of RSS) for a GPT and 540 MiB for a convo
 keeps, and 2 GiB (85 %) for fragmented blocks."""
 _CLOSE_RATIO: Final = 0.9
 """If the second line has at least this part of the first line's bytes, the headline names both. A guess."""
+_MUCH_RATIO: Final = 1 / 4
+"""The headline names a variable that keeps at least this part of the peak across iterations. A guess."""
 _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
 VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset(
@@ -272,6 +275,7 @@ def headline(reading: DeviceReading) -> str:
         second_share=shares[-1],
         second=visible(lines.index[-1 if len(lines) < 2 else 1]),
     )
+    text += _held_text(reading)
     changes = listed_ways(reading)
     way_bytes = int(changes["peak_bytes"].iloc[0]) if len(changes) else None
     if not reading.findings:
@@ -290,6 +294,29 @@ def headline(reading: DeviceReading) -> str:
     is_included = str(first.kind) in str(changes["kind"].iloc[0]).split(" + ")
     sentence = words.HEADLINE_INCLUDED if is_included else words.HEADLINE_INSTEAD
     return text + _headline_of_ways(changes, sentence, _the_peak(reading))
+
+
+def _held_text(reading: DeviceReading) -> str:
+    """Return a sentence about the variable that keeps most across iterations; "" if that is little or in a finding.
+
+    The program may need this memory, as an evaluation needs the outputs of all steps. Then no finding names it.
+    """
+    at_peak = reading.at_peak
+    across = at_peak[(at_peak["category"] == "held") & (at_peak["holder"] != "")]
+    if across.empty:
+        return ""
+    holder = str(bytes_by(across, "holder").index[0])
+    kept = at_peak[at_peak["holder"] == holder]["nbytes"]  # the results of the last iteration too
+    nbytes, count = int(kept.sum()), len(kept)
+    told = {storage for finding in reading.findings for storage in finding.storages}
+    if nbytes < _MUCH_RATIO * reading.peak_bytes or not told.isdisjoint(kept.index):
+        return ""
+    return words.HEADLINE_HELD.format(
+        holder=visible("".join(short_inferred(holder))),
+        nbytes=format_bytes(nbytes),
+        share=f"{100 * nbytes / reading.peak_bytes:.0f} %",
+        storages=counted(count, "storage"),
+    )
 
 
 def small_growth(reading: DeviceReading) -> Finding | None:

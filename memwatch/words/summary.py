@@ -20,6 +20,8 @@ HEADLINE_TWO_LINES: Final = (
     "The lines {line} ({line_share}) and {second} ({second_share}) made more of the peak than any other line."
 )
 """Where the second line made nearly as much."""
+HEADLINE_HELD: Final = " {holder} keeps {nbytes} ({share} of the peak) in {storages}, across iterations."
+"""Where one variable holds much, and no finding is about it: the program may need it later."""
 HEADLINE_GROWTH: Final = (
     "Memory grows by {rate} with each iteration: {holder} keeps {nbytes} ({share} of the peak){added}. "
     "If you fix that, {the_peak} falls to {peak}."
