@@ -57,7 +57,10 @@ INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
 BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
 OTHER_DROPOUT: Final = "; dropout draws other random numbers"
 EACH_PART: Final = "; the forward of each part changes {names}"
-COUNTED_TARGETS: Final = "; if some targets equal ignore_index, pass the targets last, as the loss gets them, and your ignore_index"
+COUNTED_TARGETS: Final = (
+    "; if some targets equal ignore_index, pass the targets last, as the loss gets them, "
+    "and your ignore_index"
+)
 NO_GRADIENTS: Final = (
     "the results then have no gradients; torch.inference_mode works too if autograd reads none of them"
 )
