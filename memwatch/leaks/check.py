@@ -437,7 +437,7 @@ class check_leaks:  # noqa: N801 - used like a function
         self._blocks[-1].exempt.objects.update(map(id, objects))
 
     def name_keepers(self, keepers: Keepers) -> None:
-        """Name objects of the caller that outlive the block. What only these keep is no leak, but is in `kept`."""
+        """Name objects of the caller that outlive the block. Storages that only they keep are not leaks, but `kept`."""
         self._blocks[-1].keepers = keepers
 
     def set_aside(self, storages: Sequence[torch.UntypedStorage]) -> None:

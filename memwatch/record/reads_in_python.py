@@ -46,7 +46,7 @@ def _reads(code: CodeType) -> list[tuple[str, int]]:
         found += [
             (str(each.argval), line_at(code, each.offset))
             for each in dis.get_instructions(code)
-            if each.argval in _READS and each.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and each.argval in _READS
         ]
     return sorted(found, key=lambda read: read[1])
 
@@ -64,7 +64,8 @@ def _outermost_loops(code: CodeType) -> list[tuple[int, int]]:
     for each in dis.get_instructions(code):
         if each.opcode in jumps and isinstance(each.argval, int) and each.argval <= each.offset:
             of_loop = [lines[at] for at in range(each.argval, each.offset + 2, 2) if at in lines]
-            found.append((min(of_loop), max(of_loop)))
+            if of_loop:  # generated code may have no lines
+                found.append((min(of_loop), max(of_loop)))
     return [
         loop
         for loop in sorted(set(found))

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import memwatch
+from memwatch.record.reads_in_python import reads_in_python
 
 pytestmark = pytest.mark.words
 
@@ -92,3 +93,24 @@ def test_values_that_the_program_reads_before_its_loop_need_no_decision(train):
     with memwatch.profile(holders=False) as prof:
         train(3)
     assert ("values in Python" in decision(prof)) == (train is train_with_a_number_of_each_batch)
+
+
+def test_code_without_lines_and_with_objects_as_constants_is_read():
+    """Compilers of Python code may make such functions, and no code of the program may run while they are read."""
+
+    class Strict:
+        def __eq__(self, other):
+            raise AssertionError("compared")
+
+        __hash__ = object.__hash__
+
+    def reads_in_a_loop(batches):
+        for batch in batches:
+            batch.tolist()
+        return 1.5
+
+    code = reads_in_a_loop.__code__
+    assert [read[2] for read in reads_in_python([code])] == ["tolist"]
+    constants = tuple(Strict() if each == 1.5 else each for each in code.co_consts)
+    generated = code.replace(co_linetable=b"", co_consts=constants)
+    assert [read[2] for read in reads_in_python([generated])] == ["tolist"]
