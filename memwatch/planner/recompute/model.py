@@ -184,7 +184,7 @@ SMALLEST_MOVE_BYTES = 4096  # a buffer of fewer bytes is not worth a move; a gue
 def default_bandwidth(graph: Graph) -> float:
     """Return a bandwidth, in bytes per unit of op cost, for a graph whose costs have no unit.
 
-    With this bandwidth, it takes as long to move all buffers that the program makes out as to run the program.
+    With this bandwidth, it takes as long to move out every buffer that the program makes as to run the program.
     """
     made_bytes = float(graph.buffer_nbytes[graph.buffer_producer >= 0].sum())
     return max(made_bytes, 1.0) / (graph.total_cost or 1.0)
