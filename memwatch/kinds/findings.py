@@ -1,4 +1,4 @@
-"""Kinds of findings: one row per kind, with its words and the decisions that depend on it."""
+"""The kinds of findings. Each kind has one row with its words, and with the flags that other code tests."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ class FindingRow:
     Attributes:
         text: the kind in tables and JSON.
         label: the kind in a few words, for the page.
-        headline: the words after the holder, with a place for the bytes.
-        advice: the change for every finding of this kind; None if it depends on the holder alone.
-        is_estimated: True if the mended program makes other temporaries, whose number was not recorded.
-        del_order: a number if one `del` of a variable mends it: of several such findings the lowest number comes first,
-            whose `del` is the earliest; None for other kinds.
-        is_freed_after_last_use: True if the mended program frees the bytes right after their last use.
-        needs_known_end: True if the finding says that nothing uses the memory later. A recording that was cut off does
-            not show that for memory that was alive then.
-        is_mended_by_callers: True if the advice is for the program wherever the op runs: under `no_grad`, or with
-            another optimizer.
+        headline: the words after the holder's name. `{nbytes}` stands for the bytes.
+        advice: the change for every finding of this kind; None if the change depends only on the holder.
+        is_estimated: True if the peak after the change is only estimated. The changed program makes other temporaries,
+            and the recording does not show how many.
+        del_order: a number if one `del` of a variable is the change; None for other kinds. If several findings are
+            about the same variable, the kind with the lowest number gives the advice. Its `del` comes first.
+        is_freed_after_last_use: True if the changed program frees the bytes right after their last use.
+        needs_known_end: True if the finding claims that nothing uses the memory later. If the recording was cut off,
+            this is unknown for memory that was alive at the cut.
+        is_mended_by_callers: True if the user can make the change even when the op runs in a library. For example, the
+            user can call the library under `no_grad`, or choose another optimizer.
         is_of_graph: True if an autograd graph keeps the bytes.
         names_last_use: True if the advice names the line that uses the bytes last.
         optimizer_argument: the name and value of an optimizer's argument, if this argument is the change.
-        is_way: True if the way of this name in `prof.ways` is the same change. For other kinds it is another change:
-            the finding `float32` is about copies, the way `float32` about a model in float64.
+        is_way: True if `prof.ways` has the same change under the same name. The name alone does not decide this:
+            the finding `float32` is about copies, and the way `float32` is about a model in float64.
     """
 
     text: str
@@ -46,7 +47,7 @@ class FindingRow:
 
 
 class FindingKind(str, Enum):
-    """Why bytes at the peak need not be there; equal to its name as text, such as ``"drag"``."""
+    """A reason why bytes at the peak could be absent. Each member equals its text, such as ``"drag"``."""
 
     _value_: str
     row: FindingRow
@@ -57,7 +58,7 @@ class FindingKind(str, Enum):
         kind.row = row
         return kind
 
-    # held after the last use
+    # a variable or an object keeps it after its last use
     DRAG = FindingRow(
         "drag",
         "kept after its last use",
@@ -67,7 +68,7 @@ class FindingKind(str, Enum):
         needs_known_end=True,
         names_last_use=True,
     )
-    # the same, from one iteration of a loop into the next
+    # a variable keeps the result of one iteration until the next iteration has made its own
     ITERATION = FindingRow(
         "iteration",
         "kept from the last iteration",
@@ -85,14 +86,14 @@ class FindingKind(str, Enum):
         is_freed_after_last_use=True,
         needs_known_end=True,
     )
-    # made long before the first use
+    # it is made long before its first use
     LAG = FindingRow(
         "lag",
         "made too early",
         "keeps {nbytes} made long before their first use",
         advice="make each one right before it is used (a generator in place of a list)",
     )
-    # never used
+    # no op uses it
     VOID = FindingRow(
         "void",
         "never used",
@@ -100,7 +101,7 @@ class FindingKind(str, Enum):
         advice="do not make it, or drop it once NumPy or `.tolist()` has read it, which no op shows",
         needs_known_end=True,
     )
-    # alive in the next forward
+    # gradients that are still alive in the next forward
     GRADIENT = FindingRow(
         "gradient",
         "gradients kept in forward",
@@ -180,7 +181,7 @@ class FindingKind(str, Enum):
         needs_known_end=True,
         names_last_use=True,
     )
-    # models that a search makes one after the other
+    # models that a hyperparameter search makes one after the other, and keeps
     MODELS = FindingRow(
         "models",
         "models of earlier iterations",
@@ -194,14 +195,14 @@ class FindingKind(str, Enum):
         needs_known_end=True,
         is_mended_by_callers=True,
     )
-    # of one op
+    # memory that one op allocates and frees while it runs
     WORKSPACE = FindingRow(
         "workspace",
         "workspace of one op",
         "keeps {nbytes} inside one op",
         advice="give this op its input in smaller pieces, or choose another algorithm for it",
     )
-    # of a large checkpointed region, all at once
+    # backward recomputes a large checkpointed region all at once
     RECOMPUTE = FindingRow(
         "recompute",
         "recomputed too early",
@@ -234,7 +235,7 @@ class FindingKind(str, Enum):
         is_freed_after_last_use=True,
         needs_known_end=True,
     )
-    # every step leaves more behind
+    # a container that gets a new result in every iteration
     GROWTH = FindingRow(
         "growth",
         "grows with each iteration",
@@ -253,9 +254,10 @@ class FindingKind(str, Enum):
         ),
     )
 
+    # print as "drag", like the plain text, not as "FindingKind.DRAG"
     __str__ = str.__str__
     __repr__ = str.__repr__
 
     def __format__(self, format_spec: str) -> str:
-        """Format the text, as every version of Python then does for `format` and `print` alike."""
+        """Format the plain text, in the same way in every version of Python."""
         return format(self.value, format_spec)
