@@ -1,11 +1,11 @@
 """The hot path: run one intercepted op, and append rows about the op, its inputs and its results.
 
-`PythonOpRecorder.run` is called once for each ATen op below autograd, by either interceptor. It is written for speed:
-it only appends integers to flat lists. Everything else is computed after the block. It must cost less than an empty
-TorchDispatchMode (reports/overhead.py).
+An interceptor, see `interception.py`, calls `PythonOpRecorder.run` once for each ATen op below autograd. `run` is
+written for speed: it only appends integers to flat lists. Everything else is computed after the block. `run` must cost
+less than an empty TorchDispatchMode (reports/overhead.py).
 
-Python cannot read the engine's list of nodes. To find the leaves that a backward reaches, `BackwardGraphs` walks the
-graph from the nodes that run ops, and visits each node once.
+A backward adds gradients to the leaves of its graph, and Python cannot ask autograd's engine which leaves these are. So
+`BackwardGraphs` walks the graph from each node that runs an op, and visits each node once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ if TYPE_CHECKING:
 
 
 class PythonKernels:
-    """One kernel for each overload, and a fallback for overloads that are defined later. See `interception.py`."""
+    """The Python kernels on the free dispatch key, see `interception.py`.
+
+    Each overload has its own kernel. Overloads that are defined later share a fallback.
+    """
 
     def __init__(self) -> None:
         self._libraries: Libraries = {}
@@ -68,12 +71,12 @@ class PythonKernels:
         self._libraries["_"] = later
 
     def take_off(self) -> None:
-        """Take the kernels off."""
+        """Remove the kernels."""
         destroy_library(self._libraries["_"])
         self._libraries.clear()
 
     def begin(self, handler: Handler) -> None:
-        """Let the kernels call a handler."""
+        """Let the kernels call a handler, which runs and records each op."""
         self._handler = handler
 
     def end(self) -> None:
@@ -83,7 +86,7 @@ class PythonKernels:
     def _kernel_of(self, space: str, overload: Any) -> tuple[Any, bool]:
         kind = self._kinds.get(overload)
         if kind is None:
-            # kept: registering all kernels again takes half the time
+            # cached, because `put` then takes half the time when it registers the kernels again
             kind = self._kinds[overload] = OpKind(overload)
         if kind.is_view:
             return functools.partial(_run_view, self, kind), True
@@ -96,7 +99,9 @@ class PythonKernels:
 
 def _run(kernels: PythonKernels, kind: OpKind, *args: Any, **kwargs: Any) -> Any:
     try:
-        exclude_key(FREE_KEY, True)  # inside the try block: a signal handler may raise as this returns
+        # Inside the try block, because a signal handler may raise right after this line. The key stays excluded while
+        # the op runs, so ops inside it are not seen.
+        exclude_key(FREE_KEY, True)
         handler = kernels._handler
         return kind.call(*args, **kwargs) if handler is None else handler(kind, args, kwargs)
     finally:
@@ -104,33 +109,40 @@ def _run(kernels: PythonKernels, kind: OpKind, *args: Any, **kwargs: Any) -> Any
 
 
 def _run_view(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let the handler note the node of a view. The key stays included, so ops inside the view are seen."""
+    """Let the handler note the autograd node of a view.
+
+    Unlike `_run`, this does not exclude the key. So the handler sees the ops that run inside the view.
+    """
     handler = kernels._handler
-    calling = None if handler is None or not torch.is_grad_enabled() else _below(kind, keyset)
-    if handler is None or calling is None:
+    kind_below = None if handler is None or not torch.is_grad_enabled() else _kind_below(kind, keyset)
+    if handler is None or kind_below is None:
         return kind.overload.redispatch(keyset & BELOW_FREE_KEY, *args, **kwargs)
-    return handler(calling, args, kwargs)
+    return handler(kind_below, args, kwargs)
 
 
 def _run_lift(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let the handler note a tensor that torch made from Python's data."""
+    """Let the handler note a tensor that torch made from Python's data, see `LIFT`."""
     handler = kernels._handler
-    calling = None if handler is None else _below(kind, keyset)
-    if handler is None or calling is None:
+    kind_below = None if handler is None else _kind_below(kind, keyset)
+    if handler is None or kind_below is None:
         return kind.overload.redispatch(keyset & BELOW_FREE_KEY, *args, **kwargs)
-    return handler(calling, args, kwargs)
+    return handler(kind_below, args, kwargs)
 
 
 def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Go on below our key. Otherwise Python kernels above it would run again and count versions twice."""
-    calling = _below(kind, keyset)
-    if calling is None:
+    """Run an op that may have Python kernels on the keys above ours.
+
+    Calling the overload again would start at the top key. These kernels would run twice, and count each change of a
+    tensor twice in its version. So this goes on with the keys below ours.
+    """
+    kind_below = _kind_below(kind, keyset)
+    if kind_below is None:
         return kind.overload.redispatch(keyset & BELOW_FREE_KEY, *args, **kwargs)
-    return _run(kernels, calling, *args, **kwargs)
+    return _run(kernels, kind_below, *args, **kwargs)
 
 
-def _below(kind: OpKind, keyset: Any) -> OpKind | None:
-    """Return the kind that goes on below our key; None if memory is too short."""
+def _kind_below(kind: OpKind, keyset: Any) -> OpKind | None:
+    """Return the kind of an op with a call that runs only the keys below ours; None if memory is too short for it."""
     try:
         return kind.with_call(functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY))
     except MemoryError:
@@ -168,7 +180,8 @@ class BackwardGraphs:
     """Remember the visited nodes of each running backward.
 
     Attributes:
-        visited: the visited nodes of the backward entered last, by number, and -1 for "no node".
+        visited: the numbers of the visited nodes of the backward that was entered last. It contains -1, the number of
+            "no node".
     """
 
     def __init__(self) -> None:
@@ -176,8 +189,13 @@ class BackwardGraphs:
         self._visited_of: dict[int, set[int]] = {}
 
     def enter(self, task: int, *, within: int) -> bool:
-        """Make a backward the running one, inside another backward or none. Return whether it is new."""
-        if within == NO_TASK:
+        """Switch to the nodes of a backward that runs an op. Return True if this is its first op.
+
+        Args:
+            task: the number of the backward.
+            within: the number of the backward that ran the op before; `NO_TASK` if none did.
+        """
+        if within == NO_TASK:  # all earlier backwards have ended
             self._visited_of.clear()
         is_new = task not in self._visited_of
         self.visited = self._visited_of.setdefault(task, {NONE})
@@ -201,9 +219,9 @@ class BackwardGraphs:
 
 FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = map(PHASES.index, ("forward", "backward", "optimizer", "recompute"))
 
-_OF_NUMBERS: Final = (FORWARD, RECOMPUTE)
+_PHASES_WITH_NUMBERS: Final = (FORWARD, RECOMPUTE)
 _OPS_WIDTH: Final = len(RECORDED_BY_NAME["ops"].columns)
-_MAX_SEQUENCE: Final = (1 << 63) - 1  # larger unsigned numbers mean that no node runs
+_MAX_SEQUENCE: Final = (1 << 63) - 1  # larger numbers do not fit into the column `sequence`
 _grad_enabled = torch.is_grad_enabled
 _Parameter: Final = torch.nn.Parameter
 _strided: Final = torch.strided
@@ -211,7 +229,11 @@ _thread: Final = threading.get_ident
 
 
 class PythonOpRecorder:
-    """Append the rows of `ops`, `uses`, `births` and `deaths` for every intercepted op, and of `views`."""
+    """Run every intercepted op, and append its rows: to `ops`, `uses`, `births`, `deaths`, `nodes` and `numbers`.
+
+    Views and lifts have rows only in `views` and `lifts`. A `task` is the number of a running backward, -1 outside. A
+    `sequence` is the number of an autograd node; the nodes of forward are numbered in the order of their ops.
+    """
 
     def __init__(
         self,
@@ -227,8 +249,8 @@ class PythonOpRecorder:
         self.views = Rows()
         self.lifts = Rows()
         self.numbers = Rows()
-        self._newest_told = next_sequence_nr() - 1
-        self.views += (0, self._newest_told, NONE, NONE, NONE)
+        self._newest_recorded = next_sequence_nr() - 1
+        self.views += (0, self._newest_recorded, NONE, NONE, NONE)  # for all nodes from before the block
         self._listener = listener
         self._flush_op = self._flush_ticks = NEVER
         self._storages = storages
@@ -254,7 +276,7 @@ class PythonOpRecorder:
         """Return the interceptor that passes every op to this recorder."""
         return ModeInterceptor() if by_mode else KeyInterceptor(PYTHON_KERNELS, PYTHON_KERNELS)
 
-    def run(  # the hot path: a call costs more than a branch
+    def run(  # one long function, because each call of a helper would slow every op
         self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the op, record it, and return its result. An exception of the op passes unchanged."""
@@ -279,7 +301,7 @@ class PythonOpRecorder:
                 grad = _grad_enabled()
                 phase = OPTIMIZER if context.optimizing and not grad else FORWARD
                 sequence = next_sequence_nr() - 1 if grad else NONE
-                self._newest_told = sequence if grad else self._newest_told
+                self._newest_recorded = sequence if grad else self._newest_recorded
             else:
                 phase, sequence = self._op_in_backward(task)
             stack = self._capture_stack(outer, task)
@@ -294,11 +316,12 @@ class PythonOpRecorder:
             pass_on(error)
             self._could_not_record(kind, error)
             return kind.call(*args, **kwargs)
-        try:  # no call outside this block until the row is written: a signal handler may raise at any call
+        # A signal handler may raise at any call. So until the row is written, every call is inside a try block.
+        try:
             result = kind.call(*args, **kwargs)
             try:
                 end = ticks()
-            except MemoryError:  # the op itself has run
+            except MemoryError:  # the op has run, so return its result
                 end = start
         except BaseException as error:
             if (restored := self._with_tensors(kind, args, error)) is not None:
@@ -316,7 +339,7 @@ class PythonOpRecorder:
         return result
 
     def _run_unseen(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op while no subclass or mode of the program sees the recorder's reads."""
+        """Run an op, and hide the recorder's own reads of tensors from subclasses and modes of the program."""
         try:
             seeing, unseen = kind.with_torch_function(), disable_torch_function()
         except MemoryError as error:
@@ -336,8 +359,9 @@ class PythonOpRecorder:
     def _without_memory(self, kind: OpKind, error: MemoryError, row: tuple[int, ...]) -> None:
         """Note that an op could not be fully recorded, and append its row if it is missing."""
         try:
-            self._could_not_record(kind, error)  # this frees some memory
+            self._could_not_record(kind, error)  # the listener also frees some memory
             rows = self.ops
+            # the op has started, and the last row is of an earlier op
             if self._op_counter[0] == row[0] + 1 and (len(rows) < _OPS_WIDTH or rows[-_OPS_WIDTH] < row[0]):
                 rows += row
         except MemoryError:
@@ -352,7 +376,7 @@ class PythonOpRecorder:
     def _with_tensors(
         self, kind: OpKind, args: tuple[Any, ...], error: BaseException
     ) -> tuple[Any, ...] | None:
-        """Return arguments with tensors in place of numbers if the op refused the numbers, or else None."""
+        """Return arguments with tensors in place of numbers if the op refused the numbers; None otherwise."""
         if error.__class__ is not RuntimeError:
             return None
         try:
@@ -367,19 +391,22 @@ class PythonOpRecorder:
         return name
 
     def _run_view(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note the node that autograd made for a view, before the view runs. It gives memory of its backward a line."""
+        """Note the node that autograd has made for a view, and then run the view.
+
+        With this row, the report can name the view's line for memory that the node allocates in backward.
+        """
         try:
-            if _grad_enabled() and (newest := next_sequence_nr() - 1) != self._newest_told:
+            if _grad_enabled() and (newest := next_sequence_nr() - 1) != self._newest_recorded:
                 context = self._context
                 module, outer = context.top
                 task, node = current_graph_task_id(), NONE
                 if task != NO_TASK:
-                    _, sequence, made = self._in_backward(task)
+                    _, sequence, made = self._place_in_backward(task)
                     node = NONE if made == NONE else sequence
                 elif context.graph_task != NO_TASK:
                     context.backward_ended()
-                self._newest_told = newest
-                stack = self._capture_stack(outer, task, 4)
+                self._newest_recorded = newest
+                stack = self._capture_stack(outer, task, 4)  # one frame deeper than `run`
                 self.views += (self._op_counter[0], newest, stack, module, node)
         except MemwatchError:  # the limit that the program asked for
             raise
@@ -404,26 +431,30 @@ class PythonOpRecorder:
     def _lifted(self, made: Tensor) -> None:
         context = self._context
         module, outer = context.top
-        task, told = current_graph_task_id(), self._newest_told
+        task, newest = current_graph_task_id(), self._newest_recorded
         if task != NO_TASK:
-            self._in_backward(task)
-            self._newest_told = told  # no row of this op records the nodes that were made before
+            self._place_in_backward(task)
+            self._newest_recorded = newest  # a lift has no row that records the nodes made until now
         elif context.graph_task != NO_TASK:
             context.backward_ended()
+        # two frames deeper than `run`
         stack, before = self._capture_stack(outer, task, 5), self._storages.count
         for storage, _ in self._operands.storages_of(made):
-            if storage >= before:
+            if storage >= before:  # a new storage
                 self.lifts += (storage, stack, module)
 
     def _op_in_backward(self, task: int) -> tuple[int, int]:
-        """Return phase and autograd node of an op in a backward."""
-        phase, sequence, made = self._in_backward(task)
-        if made != NONE:  # it makes a graph for another backward
+        """Return the phase of an op in a backward, and the node that runs it. Append a row to `nodes` if needed."""
+        phase, sequence, made = self._place_in_backward(task)
+        if made != NONE:  # `create_graph=True`: the op makes a graph for another backward
             self.nodes += (self._op_counter[0], made)
         return phase, sequence
 
-    def _in_backward(self, task: int) -> tuple[int, int, int]:
-        """Return phase and autograd node of an op or view in a backward, and the newest node if it made one."""
+    def _place_in_backward(self, task: int) -> tuple[int, int, int]:
+        """Return the phase of an op or view in a backward, the node that runs it, and the node that the op made.
+
+        A node is -1 if there is none.
+        """
         context = self._context
         if context.graph_task != task:
             is_new = self._graphs.enter(task, within=context.graph_task)
@@ -431,21 +462,22 @@ class PythonOpRecorder:
             if is_new:
                 self._ledger.hold = self._listener.backward_begins()
         grad = _grad_enabled()
+        # a checkpoint, or a Function whose backward computes its forward again
         if (task == context.recomputing and _thread() == context.thread) or (
             grad and not keeps_graph() and context.recomputes_by_hand()
         ):
             if not grad:
                 return RECOMPUTE, NONE, NONE
-            self._newest_told = next_sequence_nr() - 1
-            return RECOMPUTE, self._newest_told, NONE
+            self._newest_recorded = next_sequence_nr() - 1
+            return RECOMPUTE, self._newest_recorded, NONE
         node = current_node()  # None in callbacks at the end of a backward, such as FSDP's
         sequence = NONE if node is None else sequence_nr_of(node)
         if sequence not in self._graphs.visited:
             self._listener.leaves_reached(self._graphs.leaves_from(node))
         made = NONE
         if grad:
-            made = self._newest_told = next_sequence_nr() - 1
-        # AccumulateGrad's is the largest unsigned number
+            made = self._newest_recorded = next_sequence_nr() - 1
+        # the number of an AccumulateGrad node is 2**64 - 1
         return BACKWARD, NONE if sequence > _MAX_SEQUENCE else sequence, made
 
     def _ran(
@@ -459,9 +491,9 @@ class PythonOpRecorder:
         result: Any,
         end: int,
     ) -> None:
-        """Append all rows but its own for an op that has run. An error in reading a tensor becomes a note."""
+        """Append the rows of an op that has run, except its row of `ops`. If a tensor cannot be read, add a note."""
         try:
-            if self._dead:  # an address may be in use again
+            if self._dead:  # first, because a result may have the address of a dead storage
                 self._record_deaths(self._op_counter[0])
             live, uses = self._live, self.uses
             for argument, access in zip(args, kind.accesses):  # noqa: B905  # trailing ones may be left out
@@ -474,7 +506,7 @@ class PythonOpRecorder:
                         self._operands.used(number, argument, access)
                 elif cls is list or cls is tuple or isinstance(argument, Tensor):
                     self._touch(number, (argument,), (access,))
-            if kind.numbers and phase in _OF_NUMBERS:
+            if kind.numbers and phase in _PHASES_WITH_NUMBERS:
                 self.numbers += tuple(
                     value for row in kind.numbers_in(args, kwargs) for value in (number, *row)
                 )
@@ -482,6 +514,8 @@ class PythonOpRecorder:
                 self._touch_rest(number, kind, args, kwargs)
             if type(result) is Tensor and result.layout is _strided and (key := address_of(result)):
                 known = live.get(key)
+                # The result has a new storage if the known storage at its address has died. A WatchedTensor does not
+                # show its death, but the storage is still alive only if an argument has it.
                 if (
                     known is None
                     or is_gone(known)
@@ -499,15 +533,15 @@ class PythonOpRecorder:
     def close(self) -> None:
         """Do nothing.
 
-        After the block, `run` is not called any more, and Python's garbage collector sees all references.
+        After the block, no interceptor calls `run`. Python's garbage collector frees the recorder and its objects.
         """
 
     def flush_at(self, op: int, at_ticks: int) -> None:
-        """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""
+        """Call `Listener.flush_due` after the op `op`, or after the first op that ends later than `at_ticks`."""
         self._flush_op, self._flush_ticks = op, at_ticks
 
     def _touch_rest(self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Append the uses of keyword arguments, and the resizes."""
+        """Append the uses of the keyword arguments, and record resized storages."""
         if kwargs:
             writes = kind.write_names
             self._touch(number, kwargs.values(), [WRITE if name in writes else READ for name in kwargs])
