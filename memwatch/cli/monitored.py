@@ -1,4 +1,4 @@
-"""Watch the memory of this process because MEMWATCH=monitor or MEMWATCH=oom asked for it, once torch is imported."""
+"""Start the monitor (MEMWATCH=monitor) or the guard for out of memory (MEMWATCH=oom) when torch has been imported."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def monitor_this_process(options: Mapping[str, Any]) -> None:
-    """Start the monitor, and print its report when the process ends. If it cannot start, the process runs on.
+    """Start the monitor, and print its report when the process ends. If it cannot start, the program still runs.
 
     Args:
-        options: what MEMWATCH sets: `output`, a file for the samples, `interval_s` and `quiet`.
-            `native` has done its work by now.
+        options: the options in MEMWATCH: `output` (a file for the samples), `interval_s` and `quiet`. `native` is
+            ignored here, because it was obeyed when Python started.
     """
     output = options.get("output")
     try:
@@ -39,27 +39,27 @@ def monitor_this_process(options: Mapping[str, Any]) -> None:
 
 
 def report_when_memory_runs_out(options: Mapping[str, Any]) -> None:
-    """Have a report written when memory runs out. The healthy program runs as it would without this.
+    """Start a guard, which writes a report when memory runs out. Until then the program runs as without it.
 
     Args:
-        options: what MEMWATCH sets: `output`, the name of the report without its suffixes.
+        options: the options in MEMWATCH: `output` (the name of the report without its suffixes).
     """
     from memwatch.monitor.guard import start_guard
 
     output = options.get("output")
     try:
         start_guard(None if output is None else Path(output).absolute())
-    except Exception as error:  # the program runs on, whatever this system is like
+    except Exception as error:  # the program must run on any system, even if the guard cannot
         pass_on(error)
         say(f"process {os.getpid()} has no report when its memory runs out: {error}")
 
 
 def _end(watch: Monitor, *, quiet: bool) -> None:
-    if not watch.is_running:  # this is a fork of the monitored process
+    if not watch.is_running:  # the program has stopped it, or this is a fork of the monitored process
         return
     watch.stop()
     if quiet:
         return
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the program has closed stderr or set it to None
         sys.stderr.write(f"memwatch: {watch.report()}")
         sys.stderr.flush()
