@@ -55,11 +55,12 @@ def report_when_memory_runs_out(options: Mapping[str, Any]) -> None:
 
 
 def _end(watch: Monitor, *, quiet: bool) -> None:
-    if not watch.is_running:  # the program has stopped it, or this is a fork of the monitored process
+    if not watch.is_running:  # this is a fork of the monitored process
         return
     watch.stop()
     if quiet:
         return
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # the program has closed stderr or set it to None
+    # the program may have closed stderr, or set it to None
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"memwatch: {watch.report()}")
         sys.stderr.flush()

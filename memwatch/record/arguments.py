@@ -1,7 +1,8 @@
 """Record the data for a replay, with `profile(replay=True)`: each op's arguments, inputs, results and RNG states.
 
-This recorder runs between the interceptor and the hot path, so only a profile with `replay` pays for it. It holds the
-inputs by strong references as long as the profile object lives. It holds nothing else.
+This recorder runs between the interceptor and the op recorder, so only a profile with `replay` pays for it. It keeps
+the inputs alive as long as the profile object lives. It keeps no other tensor alive: other bytes are copied to host
+memory.
 """
 
 from __future__ import annotations
@@ -43,15 +44,22 @@ if TYPE_CHECKING:
     from memwatch.record.tables.storages import Storages
 
 READ, WRITE, RESULT = range(3)
-"""The access of an operand."""
+"""The values of `Operand.access`."""
 _STATISTICS = frozenset({"running_mean", "running_var"})
-"""The arguments of batch norm that it writes in training, although its schema does not say so."""
-_KNOWN = frozenset({"aten", "prims"})
-"""Namespaces in which torch tags every overload that draws random numbers."""
+"""The arguments that batch norm writes in training, although its schema does not declare these writes."""
+_TAGGED = frozenset({"aten", "prims"})
+"""The namespaces in which torch puts the tag `nondeterministic_seeded` on every overload that draws random numbers."""
 
 
 class Operand(NamedTuple):
-    """One tensor of a call: its place among the operands, its storage, its access, and its bytes."""
+    """One tensor among the arguments and results of an op.
+
+    Attributes:
+        slot: its index among the operands of the op.
+        storage: the number of its storage.
+        access: `READ`, `WRITE` or `RESULT`.
+        nbytes: size of the storage in bytes, before the op for an argument and after it for a result.
+    """
 
     slot: int
     storage: int
@@ -70,11 +78,11 @@ class ArgumentRecorder:
         self._storages = storages
         self._strings = strings
         self._op_counter = op_counter
-        self._made: set[int] = set()
-        self._blank: set[int] = set()
+        self._made: set[int] = set()  # storages that an op made
+        self._blank: set[int] = set()  # storages from `empty` and its kin that no op has used yet
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the op through the hot path; note its arguments before and its results after."""
+        """Run an op with the op recorder. Record its arguments before it runs, and its results afterwards."""
         if kind.has_no_row:
             return self._ops.run(kind, args, kwargs)
         number = self._op_counter[0]
@@ -84,7 +92,7 @@ class ArgumentRecorder:
         with disable_torch_function(), disable_torch_dispatch():  # no mode of the program sees these reads
             try:
                 call = self._before(number, kind, args, kwargs, operands, draws=draws)
-            except Exception as error:  # the program goes on; a plan with a replay will report this op
+            except Exception as error:  # the program must go on; a replay will refuse this op
                 pass_on(error)
                 operands.clear()
                 call = json.dumps([[_refusal(error)], [], []])
@@ -108,7 +116,7 @@ class ArgumentRecorder:
                 access=operand.access,
                 nbytes=operand.nbytes,
             )
-        if of_handler is not None:  # the op has run, so it has its rows first
+        if of_handler is not None:  # only now, because the op has run and needs its rows
             raise of_handler
         return result
 
@@ -146,7 +154,7 @@ class ArgumentRecorder:
         written: frozenset[int | str],
     ) -> str:
         def slot_of(tensor: Tensor) -> int:
-            return self._operand(tensor, access, operands)
+            return self._operand(tensor, access, operands)  # with the `access` that the loops below set last
 
         positional, named = [], {}
         for position, value in enumerate(args):
@@ -184,13 +192,14 @@ class ArgumentRecorder:
             if isinstance(item, Tensor) and not unsupported_tensor(item)
         )
         inputs = self.replay_inputs
+        # A signal handler may raise between two lines. So each block first stores the data, and then marks it as done.
         for tensor, operand in zip(tensors, operands, strict=True):
             number, access = operand.storage, operand.access
             storage = tensor.untyped_storage()
-            # A signal handler may raise between two of these lines, so the line that says "done" comes last.
             if number in self._blank:
                 if access == READ:
-                    inputs.filled[number] = copy_out(storage)  # the host wrote it: `at::tensor`, numpy
+                    # the op reads memory that no op has written: torch or NumPy wrote it directly on the host
+                    inputs.filled[number] = copy_out(storage)
                 self._blank.discard(number)
             if number in self._made:
                 continue
@@ -213,8 +222,11 @@ class ArgumentRecorder:
         return len(own) - 1
 
     def finish(self) -> None:
-        """Copy the results: every storage that outlives the block and that an op made or wrote."""
-        gc.collect()  # the program can no longer reach garbage
+        """Copy the results: the bytes of every storage that is alive after the block and that an op made or wrote.
+
+        Also note the inputs whose bytes changed although no recorded op wrote them.
+        """
+        gc.collect()  # so that unreachable storages are not copied
         inputs = self.replay_inputs
         for watched in list(self._storages.live.values()):
             storage = watched()
@@ -226,7 +238,15 @@ class ArgumentRecorder:
 
 
 class _Traits:
-    """Which arguments an overload writes, and whether it may draw random numbers. Computed once per overload."""
+    """The properties of an overload that a replay needs, computed once.
+
+    Attributes:
+        declared: positions and names of the arguments that it writes according to its schema.
+        hidden: positions and names of the running statistics that it writes in training without declaring it.
+        training: position of the argument `training`, or None.
+        only_allocates: whether it allocates memory without writing it.
+        draws: whether it may draw random numbers.
+    """
 
     __slots__ = ("declared", "draws", "hidden", "only_allocates", "training")
 
@@ -236,18 +256,16 @@ class _Traits:
         writes = [item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write]
         self.declared: frozenset[int | str] = frozenset([*writes, *(position[name] for name in writes)])
         name = base_name_of(overload)
-        quiet = any(word in name for word in ("backward", "functional", "no_update", "no_training"))
-        hidden = [] if quiet else sorted(_STATISTICS & position.keys() - set(writes))
+        # these variants of batch norm take running statistics, and do not write them
+        no_update = any(word in name for word in ("backward", "functional", "no_update", "no_training"))
+        hidden = [] if no_update else sorted(_STATISTICS & position.keys() - set(writes))
         self.hidden: frozenset[int | str] = frozenset([*hidden, *(position[name] for name in hidden)])
         self.only_allocates = name in ONLY_ALLOCATE
         self.training = position.get("training")
-        self.draws = torch.Tag.nondeterministic_seeded in overload.tags or overload.namespace not in _KNOWN
+        self.draws = torch.Tag.nondeterministic_seeded in overload.tags or overload.namespace not in _TAGGED
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int | str]:
-        """Return the positions and names of the arguments that this call writes.
-
-        Batch norm updates its running statistics in training, but its schema does not declare these writes.
-        """
+        """Return the positions and names of the arguments that a call writes."""
         if not self.hidden:
             return self.declared
         if self.training is not None:
