@@ -1,4 +1,4 @@
-"""Fake tensors, which have sizes and no memory.
+"""Names of torch for fake tensors, which have sizes and no memory.
 
 | torch | here |
 | --- | --- |
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor
 else:
     FakeTensor = _fake.take("torch._subclasses.fake_tensor.FakeTensor", NoSuchClass)
-    """The class of tensors that have no memory."""
+    """The class of fake tensors."""
 _mode_of_key: Final[Callable[[Any], Any]] = _fake.take("torch._C._get_dispatch_mode", lambda key: None)
 _FAKE_KEY: Final[Any] = _fake.take("torch._C._TorchDispatchModeKey.FAKE", None)
 
@@ -40,8 +40,8 @@ def is_fake_mode_on() -> bool:
     return _fake.complete and _mode_of_key(_FAKE_KEY) is not None
 
 
-_pretended: Final = Part("a step that runs out of memory cannot be estimated")
-_FakeTensorMode: Final[Any] = _pretended.required("torch._subclasses.fake_tensor.FakeTensorMode")
+_estimate: Final = Part("a step that runs out of memory cannot be estimated")
+_FakeTensorMode: Final[Any] = _estimate.required("torch._subclasses.fake_tensor.FakeTensorMode")
 
 
 _NAMES: Final = (
@@ -55,19 +55,19 @@ _reading: Final = Part("a step that reads values of tensors ends an estimate wit
 
 
 def reads_values() -> tuple[type[Exception], ...]:
-    """Return the exceptions that torch raises when a program reads values of fake tensors.
+    """Return the exceptions that torch raises when a program reads values of fake tensors, as `.item()` does.
 
-    The classes are looked up here and not at import, because some of their modules import sympy.
+    The classes are not looked up at import, because some of their modules import sympy.
     """
     found: list[type[Exception] | None] = [_reading.take(name, None) for name in _NAMES]
     return tuple(each for each in found if each is not None)
 
 
 def fake_mode() -> AbstractContextManager[object]:
-    """Return a mode that makes ops return fake tensors, also for real arguments.
+    """Return a mode that makes ops return fake tensors, even if their arguments are real tensors.
 
     Raises:
-        MemwatchError: this torch lacks it.
+        MemwatchError: this torch has no FakeTensorMode.
     """
     mode: AbstractContextManager[object] = _FakeTensorMode(allow_non_fake_inputs=True)
     return mode
