@@ -1,7 +1,8 @@
-"""The files that a session writes at its end: check them before the first test, and write them.
+"""Check the files of results before the first test, and write them at the end of the session.
 
-A typing error must not cost a file or a whole session. `pytest --memwatch-json test_a.py` names a test file, because
-the path of the results was forgotten. So memwatch replaces a file only if it holds results that memwatch wrote.
+A mistyped command must not destroy a file, or waste a whole session. For example, `pytest --memwatch-json test_a.py`
+lacks the path of the results, so the test file is taken for it. So memwatch replaces a file only if it holds results
+that memwatch wrote.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Output(NamedTuple):
     """A file that the session writes at its end.
 
     Attributes:
-        option: the option that asks for the file, as the user writes it.
-        path: the file.
-        file_format: the value of `format` in the file.
+        option: the command-line option that names the file, such as `--memwatch-json`.
+        path: the path of the file.
+        file_format: the value of the key `format` in the file.
     """
 
     option: str
@@ -40,7 +41,7 @@ def check_before_tests(outputs: Sequence[Output]) -> None:
     """Raise if a file cannot be written at the end of the session, or would replace a file of the user.
 
     Raises:
-        pytest.UsageError: one line with the option, the path and the next step.
+        pytest.UsageError: its message is one line with the option, the path and the next step.
     """
     taken: dict[str, str] = {}
     for output in outputs:
@@ -48,14 +49,14 @@ def check_before_tests(outputs: Sequence[Output]) -> None:
 
 
 def _check(output: Output, taken: dict[str, str]) -> None:
-    """Check one file; `taken` has the option of each file so far, by its real path."""
+    """Check one file. `taken` maps the real path of each file checked so far to its option."""
     option, path, file_format = output
     try:
         other = taken.setdefault(os.path.realpath(path), option)
         if other != option:
             raise OutputError(f"{path} is also the file of {other}; choose another name")
         _refuse_other_content(path, file_format)
-        if path.parent.is_dir():
+        if path.parent.is_dir():  # otherwise `write_output` makes the folder later
             check_outputs([path], force=True)
         _check_folder(path)
     except (MemwatchError, OSError) as error:
@@ -87,7 +88,7 @@ def _refuse_other_content(path: Path, file_format: str) -> None:
 def _has_format(path: Path, file_format: str) -> bool:
     with path.open("rb") as file:
         start = file.read(64).lstrip()
-        if not start.startswith(b"{"):  # do not read a large file that cannot be JSON
+        if not start.startswith(b"{"):  # not an object of JSON, so skip the rest, which may be large
             return False
         file.seek(0)
         try:
@@ -102,7 +103,7 @@ def _check_folder(path: Path) -> None:
     folder = next((each for each in path.parents if os.path.lexists(each)), path.parent)
     if not folder.is_dir():
         raise OutputError(f"cannot write {path}: {folder} is not a directory; name a file elsewhere")
-    # os.access tells root that it may write in /proc and on read-only disks, so create a file
+    # Create a file to find out. For root, os.access returns True even in /proc and on read-only disks.
     probe = folder / f".memwatch-{secrets.token_hex(8)}.part"
     try:
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
