@@ -34,19 +34,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The result of a rule. It becomes a finding if the peak is lower without its bytes."""
+    """The result of a rule: some allocations, and the reason why the program could avoid them or free them earlier.
+
+    Attributes:
+        kind: the reason.
+        holder: the holder that the finding names.
+        others: the other holders of one of the allocations.
+        allocations: the allocations, as rows of `Allocations`.
+        nbytes: the most of their bytes that are alive at one event.
+        spares: for each event, the bytes that the change frees. If None, `spans` or `kind` decides.
+        spans: when the change frees an allocation: the allocation, the first event without it, and the event after the
+            last one. If empty, `kind` decides.
+        stored: allocations of a graph that the holder also keeps without the graph, such as a result in a list.
+    """
 
     kind: FindingKind
     holder: Holder
-    others: tuple[Holder, ...]  # who else holds the first of the allocations
+    others: tuple[Holder, ...]
     allocations: list[int]
-    nbytes: int  # most of them at one event
+    nbytes: int
     spares: IntArray | None = field(default=None, repr=False, compare=False)
-    """Bytes per event that would not be live, where they are not those of the allocations' own lives."""
     spans: tuple[tuple[int, int, int], ...] = ()
-    """Allocation, first event and the event after the last, where it would not be live; empty if `kind` tells."""
     stored: frozenset[int] = frozenset()
-    """Of a graph: the allocations that the holder also keeps without the graph, such as a result in a list."""
 
     def joined(self, other: Candidate) -> Candidate:
         """Return this candidate with the allocations of another one, found at another event."""
@@ -65,12 +74,12 @@ class Candidate:
 def by_holder(
     kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
 ) -> list[Candidate]:
-    """Group claims by the first holder of each; items of one list or dictionary count as one holder.
+    """Return one candidate for each holder. Items of one list or dictionary count as one holder.
 
     Args:
-        kind: the kind of all of them.
-        claims: an allocation and its holders, the one to name first.
-        allocations: every piece of memory.
+        kind: the kind of all candidates.
+        claims: pairs of an allocation and its holders. The first holder decides to which candidate the allocation goes.
+        allocations: all allocated memory.
     """
     groups: dict[HolderKey, list[tuple[int, list[Holder]]]] = {}
     for claim in claims:
@@ -81,9 +90,10 @@ def by_holder(
 def as_one(
     kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
 ) -> list[Candidate]:
-    """Return one candidate for all claims, named by the variable with the most bytes; an autograd node is none.
+    """Return one candidate for all claims. It names the holder with the most bytes that is not an autograd node.
 
-    A variable that each pass of a loop binds anew has one graph of many that a list keeps.
+    For example, a list keeps the graphs of all passes of a loop, and a variable of the loop keeps the newest graph.
+    Then the candidate names the list.
     """
     group = list(claims)
     if not group:
@@ -100,7 +110,7 @@ def as_one(
     if largest is None:
         return [candidate]
     if variables[largest].is_variable_of_ended_call:
-        # a traceback keeps the calls that raised, with the graphs of their variables
+        # The call has ended. If it raised, the traceback of a kept exception has its variables, so name the exception.
         kept = [key for key, holder in variables.items() if holder.kept_exception]
         largest = max(kept, key=lambda key: nbytes[key], default=largest)
     return [dataclasses.replace(candidate, holder=variables[largest])]
@@ -109,7 +119,7 @@ def as_one(
 def _candidate(
     kind: FindingKind, group: list[tuple[int, list[Holder]]], allocations: Allocations
 ) -> Candidate:
-    # of linked objects, the path from a variable shows the links
+    # Name first a holder that reaches the memory through linked objects: its path shows the links. Then a likely one.
     _, (holder, *others) = min(
         group,
         key=lambda claim: (not (claim[1][0].links_objects and claim[1][0].site), not claim[1][0].is_likely),
@@ -121,10 +131,10 @@ def _candidate(
 
 
 def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
-    """Return a candidate with a line of the program; None if only torch's or a package's author could follow it.
+    """Return a candidate whose line is the program's own; None if only the author of a library could follow its advice.
 
-    Where no code is the program's own, the lines of installed packages count too. This is so if a package's own command
-    runs, or the tests of an installed package.
+    If the program has no code of its own, the lines of installed packages count as the program's. This happens when
+    a package's command runs, or the tests of an installed package.
     """
     holder, has_program_code = candidate.holder, facts.call_stacks.has_program_code
     file = holder.site.rpartition(":")[0]
@@ -134,6 +144,7 @@ def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
     if not has_program_code and owner.calls_torch:
         return candidate
     made_by = facts.made_by
+    # the advice can be followed where the program calls the library
     own_lines = (made_by.own_line if has_program_code else made_by.line)[candidate.allocations]
     line = next((str(line) for line in own_lines if line), "")
     if not candidate.kind.row.is_mended_by_callers or not line:
@@ -149,14 +160,14 @@ def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
 
 
 def spare(live_bytes: IntArray, candidate: Candidate, facts: Facts) -> None:
-    """Take the bytes that a candidate would spare off the live bytes of each event."""
+    """Subtract, from the live bytes of each event, the bytes that a candidate's change would free."""
     if candidate.spares is not None:
         live_bytes -= candidate.spares
         return
     starts, ends, nbytes = _spared_stretches(candidate, facts)
     if not len(starts):
         return
-    # a candidate of one moment spares few of the events of a long run
+    # change only the events between the first and the last one: most candidates concern few events of a long run
     first, last = int(starts.min()), int(ends.max())
     change = np.zeros(last - first + 1, dtype=np.int64)
     np.add.at(change, starts - first, nbytes)
@@ -165,12 +176,18 @@ def spare(live_bytes: IntArray, candidate: Candidate, facts: Facts) -> None:
 
 
 def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
-    """Return the first events, the events after the last, and the bytes that would not be live between them.
+    """Return the stretches of events without some bytes: their first events, the events after their last, their bytes.
 
-    A candidate may give the stretch of time itself. Otherwise the kind decides. Most kinds are freed right after
-    their last use, and gradients right after they are copied into a bucket. A model's output is freed before the
-    backward, because one variable may hold several results. Memory that a graph keeps stays until the calls return
-    that got it as an argument. A waiting result is made right before its first use. All others are not made at all.
+    If the candidate has spans, these are the stretches. Otherwise the kind decides what the changed program does with
+    each allocation:
+
+    - Most kinds: it frees the memory right after its last use (`is_freed_after_last_use`).
+    - `OUTPUT`: it frees the memory when the next backward begins, because the variable may also hold other results.
+    - `GRAPH`: it frees the memory when the calls have returned that got it as an argument.
+    - `BUCKETS`: it frees a gradient when the gradient has been copied into its bucket.
+    - `LAG`: it makes the memory right before its first use.
+    - `FLOAT32`: it makes the tensor with half of the bytes.
+    - All other kinds: it never makes the memory.
     """
     allocations, life = facts.allocations, facts.biographies
     if candidate.spans:
@@ -192,7 +209,7 @@ def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
             end = min(end, life.first_event(row))
         nbytes = int(allocations.nbytes[row])
         if candidate.kind is FindingKind.FLOAT32:
-            nbytes //= 2  # the tensor in the lower precision is saved in its place
+            nbytes //= 2  # autograd saves the tensor in the lower precision instead
         if start < end:
             found.append((start, end, nbytes))
     columns: IntArray = np.array(found, dtype=np.int64).reshape(-1, 3).T
@@ -200,21 +217,22 @@ def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
 
 
 def ops_until_return(calls: Columns | Mapping[str, IntArray], made: int, last_op: int) -> int:
-    """Return how many ops had started when the last call returned that was given an allocation, or its last op.
+    """Return the number of ops that had started when the last use of an allocation was over.
 
-    The caller keeps an argument in a variable until then.
+    The last use is its last op. If that op ran in module calls that began after the allocation was made, the use lasts
+    until these calls have returned: the allocation may be their argument, which the caller's variable keeps alive.
 
     Args:
-        calls: the table, or the columns `start_op` and `end_op` of some of its rows.
+        calls: the table `calls`, or the columns `start_op` and `end_op` of some of its rows.
         made: the op that made the allocation.
         last_op: the last op that uses it.
     """
-    was_given = (calls["start_op"] > made) & (calls["start_op"] <= last_op) & (calls["end_op"] > last_op)
-    return int(calls["end_op"][was_given].max(initial=last_op + 1))
+    may_have_it = (calls["start_op"] > made) & (calls["start_op"] <= last_op) & (calls["end_op"] > last_op)
+    return int(calls["end_op"][may_have_it].max(initial=last_op + 1))
 
 
 def _event_of_return(facts: Facts, row: int) -> int:
-    """Return the event at which the last call returned that was given an allocation; 0 if no op uses it."""
+    """Return the event at which the last use of an allocation was over, see `ops_until_return`; 0 if no op uses it."""
     last_op, starts_ns = int(facts.use_bounds.last_op[row]), facts.capture.tables["ops"]["start_ns"]
     if last_op == NONE:
         return 0
@@ -225,7 +243,7 @@ def _event_of_return(facts: Facts, row: int) -> int:
 
 
 def _event_of_backward(facts: Facts, op: int) -> int:
-    """Return the first event of the backward after an op."""
+    """Return the first event of the next backward after an op."""
     phases, starts_ns = (facts.capture.tables["ops"][name] for name in ("phase", "start_ns"))
     of_backward = np.flatnonzero(np.isin(phases[op + 1 :], IN_BACKWARD))
     if not len(of_backward):
@@ -236,8 +254,10 @@ def _event_of_backward(facts: Facts, op: int) -> int:
 LEAST_RATIO: Final = 0.05
 """A finding lowers the peak by at least this share of the peak increase. A guess."""
 LEAST_SMALL_RATIO: Final = 0.01
-"""The share for a small finding, which the summary only mentions. The rules leave out what keeps less than 0.6 % at one
-moment (`_LEAST_PART` of `memwatch.analysis.findings.search`). A guess."""
+"""The same share for a small finding, which the summary only mentions. A guess.
+
+The search drops each candidate that keeps less than 0.6 % at one moment, see `_LEAST_PART` of
+`memwatch.analysis.findings.search`."""
 
 
 @dataclass(frozen=True)
@@ -245,18 +265,18 @@ class Finding(ShownAsText):
     """One change, and the peak after it.
 
     Attributes:
-        kind: why the bytes need not be there, such as ``drag``. It equals its text; `FindingKind` lists all kinds.
-        nbytes: its bytes at the peak.
-        holder: the holder of these bytes.
-        site: `file:line` to edit; "" without a line.
-        advice: one sentence.
-        path: the retention path, one edge per line.
+        kind: the reason, such as ``drag``. It equals its text; `FindingKind` lists all kinds.
+        nbytes: the bytes that the holder keeps at the peak.
+        holder: the holder of these bytes, in words.
+        site: `file:line` to edit; "" without a known line.
+        advice: the change, and the peak after it.
+        path: the references that keep the memory alive, one per line.
         predicted_peak_bytes: the peak after this change alone.
-        together_peak_bytes: the peak after all findings' changes.
-        storages: the storages concerned, by index of `prof.storages`.
-        remark: the end of `holder`: its evidence, and other holders.
+        together_peak_bytes: the peak after the changes of all findings.
+        storages: the storages of these bytes, by index of `prof.storages`.
+        remark: the last part of `holder`: how the holder is known, and who else holds the memory.
         change: `advice` without the peak, for a view that shows the peak elsewhere; "" if there is no such text.
-        growth_bytes: bytes that each step or each pass of a loop adds to it; 0 if it does not grow.
+        growth_bytes: bytes that each step or each pass of a loop adds; 0 if the memory does not grow.
         edges: the references of `path`, the root's first; empty if other holders keep the bytes too.
         last_used: `file:line` of the program's own code that used the memory last; "" if not known.
         added_at: of a container that grows, `file:line` of each line of the program that adds to it; empty if not
@@ -281,9 +301,9 @@ class Finding(ShownAsText):
 
     @property
     def variable(self) -> str:
-        """The global variable that `site` sets, if the holder is an attribute of its value; else empty.
+        """The global variable that `site` sets, if the holder is an attribute of the variable's value; "" otherwise.
 
-        The line of a local variable is the one that its call had reached, which need not set the variable.
+        For a local variable, `site` is the line that the call had reached. It may not set the variable, so return "".
         """
         if len(self.edges) < 2 or self.edges[1].kind is not EdgeKind.ATTRIBUTE:
             return ""
