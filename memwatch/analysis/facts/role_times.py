@@ -204,7 +204,7 @@ class RoleTimes:
         if is_seen_later:
             return InRole.BETWEEN
         if stretch.end_op == _NEVER:
-            # torch's own records of a role that no sample examines are complete
+            # if no sample examines the role, torch's own records decide, and they show no end
             return InRole.UNCONFIRMED if is_sampled else InRole.KNOWN
         return InRole.EARLIER if op < stretch.end_op else InRole.ENDED
 
@@ -217,8 +217,8 @@ class RoleTimes:
         """Return the longest range of ops around an op during which only torch's own code ran.
 
         The range is one step of torch's optimizers, or the part of a backward between two hooks or checkpoints that run
-        ops. Only code of the program changes the references to a storage. So a sample during one op of the range shows
-        the role of a storage for the whole range.
+        ops. Elsewhere it is the op alone. Only code of the program changes the references to a storage. So a sample
+        during one op of the range shows the role of a storage for the whole range.
         """
         if not 0 <= op < len(self._run_of_torch):
             return range(op, op + 1)
@@ -425,8 +425,9 @@ class _Samples:
     def _found(self, samples: _SamplesOfRole, row: int, storage: int, stretch: Stretch) -> bool:
         """Return True if a sample within a stretch found the storage in the role.
 
-        It did if it examined the storage at all: the storage was alive, and not smaller than `least_bytes`. Otherwise
-        the recorder would have noted the end of the role, and the stretch would end before the sample.
+        It did if it examined the storage at all: the storage was alive, and not smaller than `least_bytes`. If the
+        storage had lost the role by then, the recorder would have noted that, and the stretch would end before the
+        sample.
         """
         death_ns = self._death_ns[storage]
         is_alive = death_ns == NONE or samples.time_ns[row] <= death_ns

@@ -453,7 +453,7 @@ class PythonOpRecorder:
     def _place_in_backward(self, task: int) -> tuple[int, int, int]:
         """Return the phase of an op or view in a backward, the node that runs it, and the node that the op made.
 
-        A node is -1 if there is none.
+        A node is -1 if there is none. With grad mode on, the newest node is taken for the node that the op made.
         """
         context = self._context
         if context.graph_task != task:
