@@ -1,7 +1,7 @@
 """The settings of a session, and the checks of each test.
 
-The settings are the command-line options, else the ini keys, else the settings of the project. Markers, fixtures and
-settings decide the checks of a test before its body runs.
+A command-line option overrides its ini key, and an ini key overrides `[tool.memwatch]` of pyproject.toml. Markers,
+fixtures and settings decide the checks of a test before its body runs.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "help": "Frames per allocation to show (default 1).",
     },
 }
-"""The options, each with its arguments of `addoption`."""
+"""Each command-line option, and the arguments for `addoption`."""
 _INI_KEYS: Final[dict[str, dict[str, Any]]] = {
     "memwatch": {"help": "measure each test, like --memwatch", "type": "bool", "default": False},
     "memwatch_leaks": {"help": "like --memwatch-leaks: marked, all or off", "default": ""},
@@ -118,7 +118,7 @@ _INI_KEYS: Final[dict[str, dict[str, Any]]] = {
         "default": [],
     },
 }
-"""The ini keys, each with its arguments of `addini`."""
+"""Each ini key, and the arguments for `addini`."""
 _DEVICE: Final = re.compile(r"[a-z_]+(:[0-9]+)?")
 _SIGNATURES: Final = {
     "no_tensor_leaks": 'no_tensor_leaks(warmup=1, runs="auto", ignore=(), max_bytes=0)',
@@ -127,7 +127,7 @@ _SIGNATURES: Final = {
     "allow_tensor_leaks": "allow_tensor_leaks(reason=...)",
 }
 FIXTURE_ASKED: Final = pytest.StashKey[bool]()
-"""Set on a test by the fixture `no_tensor_leaks`."""
+"""The fixture `no_tensor_leaks` sets this key in the stash of a test that uses it."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,11 @@ class Settings:
     """The values of all options and ini keys.
 
     Attributes:
-        root: pytest's root folder, from which causes name files; None until the options are read.
+        root: pytest's root folder; a cause shows its files relative to it. None if every check is off.
         enabled: False after `--no-memwatch`.
         measure: whether every test is measured and reported.
-        leaks: "marked", "all" or "off".
-        findings: the same, for avoidable memory.
+        leaks: the tests that are checked for leaks: "marked", "all" or "off".
+        findings: the tests that fail for avoidable memory: "marked", "all" or "off".
         limit_bytes: peak limit of tests without a marker, bytes.
         html: folder for one page per failing test.
         json: file for the results.
@@ -160,13 +160,14 @@ class Settings:
         compare: name of the baseline to compare with; empty for the latest.
         compare_fail: how far above its baseline a peak may be.
         warmup: runs of the body before measuring growth, if the marker does not set it.
-        runs: measured runs of the body, if the marker does not set it; None for 2, and more if only containers grew.
-        top: number of tests in the summary, and of lines for each; 0 for all.
+        runs: measured runs of the body, if the marker does not set it. None for 2 runs, and more if these cannot show
+            whether memory leaks.
+        top: number of tests in the summary, and of lines for each test; 0 for all.
         stack_depth: frames shown for each allocation.
-        ignore: rules of the ini file and of the project's settings.
+        ignore: rules of the ini file and of `[tool.memwatch]`.
         leaks_min_bytes: leaks of fewer bytes do not count.
-        findings_min_bytes: findings of fewer bytes do not count in tests without a marker; None for the marker's
-            default.
+        findings_min_bytes: findings of fewer bytes do not count in tests without a marker. None for 1 MiB, the default
+            of the marker.
     """
 
     root: Path | None = None
@@ -203,7 +204,7 @@ def read_settings(config: pytest.Config) -> Settings:
     option: Callable[[str], Any] = config.getoption
     try:
         project = project_settings()
-        own_code_folders()  # now, because a test may change the working directory
+        own_code_folders()  # fills its cache now, because a test may change the working directory
     except MemwatchError as error:
         raise pytest.UsageError(str(error)) from None
     reports = ("memwatch_html", "memwatch_json", "memwatch_save", "memwatch_compare")
@@ -309,9 +310,9 @@ def add_options(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True)
 class GrowthCheck:
-    """Check by growth: the body runs several times, and tensors that each further run adds are a leak.
+    """Run the body several times. Tensors that each further run adds are a leak.
 
-    Where `warmup` or `runs` is None, the options decide.
+    If `warmup` or `runs` is None, the options set it.
     """
 
     warmup: int | None = None
@@ -350,11 +351,11 @@ class LimitError(MemwatchError):
 
 
 def _called_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call the function of a limit with those arguments of the test that it takes."""
+    """Call the function of a limit. Pass it the arguments of the test that have the names of its parameters."""
     __tracebackhide__ = True
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:  # as of some functions in C
+    except (TypeError, ValueError) as error:  # some functions in C have no signature
         raise LimitError(
             f"@pytest.mark.limit_peak_memory: the parameters of its function are unknown ({error}); write a lambda"
         ) from None
@@ -381,12 +382,13 @@ def _called_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any
 
 @dataclass(frozen=True)
 class FindingsCheck:
-    """Check for avoidable memory: findings of these kinds, of `min_bytes` or more, fail the test.
+    """Check for avoidable memory: a finding of these kinds and of at least `min_bytes` fails the test.
 
-    Many tests run a model without a backward, to check its result. Without a marker, they don't fail for the graph of
-    this forward.
-
-    Where `kinds` is None, all kinds count.
+    Attributes:
+        min_bytes: findings of fewer bytes do not count.
+        kinds: the kinds that count; None for all.
+        only_with_backward: whether a finding about an autograd graph counts only if the test runs a backward. Many
+            tests run only a forward, to check its result, and nobody would change them because of its graph.
     """
 
     min_bytes: int = 0
@@ -396,7 +398,7 @@ class FindingsCheck:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The test may leak."""
+    """A permission for the test to leak."""
 
     reason: str
 
@@ -409,23 +411,23 @@ def no_tensor_leaks(
 ) -> GrowthCheck:
     """Fail the test if each further run of its body leaves tensors behind.
 
-    The body runs `warmup` (1) plus `runs` times with the same fixture values: "auto" is 2, and more if only
-    containers grew. `max_bytes` per run are tolerated, and `ignore` lists rules `pattern: reason`.
+    The body runs `warmup` (1) plus `runs` times with the same fixture values. "auto" is 2 runs, and more if these
+    cannot show whether memory leaks. A run may leave `max_bytes`. `ignore` lists rules `pattern: reason`.
     """
-    asked = None if runs == "auto" else runs
-    for name, number, least in (("warmup", warmup, 0), ("runs", asked, 1)):
+    run_count = None if runs == "auto" else runs
+    for name, number, least in (("warmup", warmup, 0), ("runs", run_count, 1)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
             raise ValueError(f"{name}={number!r}: must be a whole number, {least} or more")
     return GrowthCheck(
-        warmup, asked if isinstance(asked, int) else None, parse_rules(ignore), parse_bytes(max_bytes)
+        warmup, run_count if isinstance(run_count, int) else None, parse_rules(ignore), parse_bytes(max_bytes)
     )
 
 
 def limit_peak_memory(limit: int | str | Callable[..., Any], device: object = None) -> PeakLimit:
     """Fail the test if its body adds more than `limit` (bytes, or text such as "64 MiB") at its peak.
 
-    `limit` may be a function of the test's arguments and parameters, such as `lambda batch: batch * 4096`;
-    `device`, such as "cpu" or "cuda:0", is where; without it the accelerator if the body uses one, else the cpu.
+    `limit` may be a function of the test's arguments and parameters, such as `lambda batch: batch * 4096`. `device`
+    names the device, such as "cpu" or "cuda:0". The default is the accelerator if the body uses one, else the cpu.
     """
     if device is not None and not _DEVICE.fullmatch(str(device)):
         raise ValueError(f"device={device!r}: write a device such as 'cpu' or 'cuda:0'")
@@ -435,10 +437,10 @@ def limit_peak_memory(limit: int | str | Callable[..., Any], device: object = No
 
 
 def no_findings(min_bytes: int | str = "1 MiB", kinds: object = None) -> FindingsCheck:
-    """Fail the test if its body holds memory that it could free or avoid, and whose absence would lower its peak.
+    """Fail the test if its peak is higher because its body holds memory that it could free or avoid.
 
     Findings of fewer than `min_bytes` (bytes, or text such as "64 KiB") do not count. `kinds` lists the kinds that
-    count, such as ["graph", "drag"]; without it all do.
+    count, such as ["graph", "drag"]. By default all kinds count.
     """
     least = parse_bytes(min_bytes)
     if kinds is None:
@@ -515,7 +517,10 @@ def _fault(mark: pytest.Mark) -> str:
 
 
 def leak_mark(item: pytest.Item) -> GrowthCheck | Allowance | None:
-    """Return the closest marker about leaks. Of two markers on the same level, the one that allows leaks wins."""
+    """Return the check or the permission of the closest marker about leaks.
+
+    If a function, a class or a module has both markers, `allow_tensor_leaks` wins.
+    """
     found = None
     for node, mark in item.iter_markers_with_node():
         if mark.name not in ("no_tensor_leaks", "allow_tensor_leaks"):
@@ -526,12 +531,12 @@ def leak_mark(item: pytest.Item) -> GrowthCheck | Allowance | None:
 
 
 def has_peak_mark(item: pytest.Item) -> bool:
-    """Return True if a test limits its peak by itself."""
+    """Return True if a marker limits the peak of a test."""
     return item.get_closest_marker("limit_peak_memory") is not None
 
 
 def findings_check(item: pytest.Item, settings: Settings) -> FindingsCheck | None:
-    """Return the check of a test's closest marker, or the check for all tests, or None."""
+    """Return the check of a test's closest marker, else the check for all tests, else None."""
     mark = item.get_closest_marker("no_findings") if settings.findings != "off" else None
     if mark is not None:
         check: FindingsCheck = read_mark(mark)
@@ -544,7 +549,7 @@ def findings_check(item: pytest.Item, settings: Settings) -> FindingsCheck | Non
 
 
 def peak_limit(item: pytest.Item, settings: Settings) -> PeakLimit | None:
-    """Return the limit of the closest marker, or the limit of the whole suite."""
+    """Return the limit of the closest marker, else the limit of the whole suite, else None."""
     mark = item.get_closest_marker("limit_peak_memory")
     if mark is not None:
         limit: PeakLimit = read_mark(mark)
@@ -559,11 +564,11 @@ class Checks:
     Attributes:
         growth: run the body several times and report tensors that each further run adds.
         single_pass: run the body once and report tensors that it leaves behind.
-        allowed: the marker that allows the test to leak.
+        allowed: the permission of the marker `allow_tensor_leaks`.
         limit: the largest peak that the body may add.
         findings: the avoidable memory that fails the test.
         measured: whether to measure the peak for the report.
-        asked: whether the test itself asks for a check of its peak.
+        asked: whether a marker, not an option, limits the peak of the test.
     """
 
     growth: GrowthCheck | None = None
@@ -586,7 +591,7 @@ class Checks:
 
 
 def checks_for(item: pytest.Item, settings: Settings) -> Checks:
-    """Return the checks of a test whose fixtures are set up already."""
+    """Return the checks of a test. Call it after the setup of the fixtures, which may set `FIXTURE_ASKED`."""
     if not settings.enabled:
         return Checks()
     mark = leak_mark(item) if settings.leaks != "off" else None
