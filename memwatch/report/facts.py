@@ -1,7 +1,7 @@
 """Compute the figures that every view shows: the place of the peak, its content, and the bytes saved for backward.
 
-`repeated_layers` answers how memory saved for backward grows with the number of layers (the question of
-lightning-thunder #871). `describe_meta` has the metadata of a recording as lines of text: command, date, versions,
+`repeated_layers` shows how the bytes saved for backward grow with the number of layers (the question of
+lightning-thunder #871). `describe_meta` returns the metadata of a recording as lines of text: command, date, versions,
 device.
 """
 
@@ -53,15 +53,16 @@ BLANK: Final = {
 _NO_BYTES: Final = "No tensor memory was recorded"
 _MATTERS_RATIO: Final = 0.1
 _MATTERS_BYTES: Final = 256 << 20
-"""A summary has a line about new memory outside tensors if it is at least this share of RSS and this size. The imports
-of a program that `memwatch run` records take 70 MiB without a library and 160 MiB with transformers. We measured 20
-steps of three programs: 490 MiB (55 % of RSS) for a GPT and 540 MiB for a convolution, in freed blocks that malloc
-keeps, and 2 GiB (85 %) for fragmented blocks."""
+"""A summary describes the process if memory outside tensors grew by at least this many bytes, and by at least
+`_MATTERS_RATIO` of RSS. The imports of a program under `memwatch run` add 70 MiB without a library and 160 MiB with
+transformers. We measured 20 steps of three programs. malloc kept 490 MiB of freed blocks for a GPT (55 % of RSS) and
+540 MiB for a convolution. A program that fragments its blocks grew by 2 GiB (85 %)."""
 _CLOSE_RATIO: Final = 0.9
 """If the second line has at least this part of the first line's bytes, the headline names both. A guess."""
 _MUCH_RATIO: Final = 1 / 4
 """The headline names a variable that keeps at least this part of the peak across iterations. A guess."""
 _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
+"""The name of a module that ends with a number, such as `blocks.3`. Its group is the name of the parent."""
 VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset(
     {*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"}
@@ -70,6 +71,7 @@ SHOWN_ELSEWHERE: Final = frozenset(
     | {"changed_arguments", "grown_lists", "changed_attributes", "computes_in_bfloat16", "is_all_adagrad"}
     | {"reads_in_python"}
 )
+"""Entries of the metadata that `describe_meta` does not list by their keys."""
 LABELS: Final = {
     "holder_samples": "searches for holders",
     "holder_samples_cut": "searches that were cut short",
@@ -84,10 +86,11 @@ LABELS: Final = {
     "holders": "holders searched for",
     "estimate": "on fake tensors",
 }
+"""Labels of entries of the metadata. Other entries have their key as the label."""
 DURATIONS: Final = ("holder_samples_ns",)
-"""Entries that are nanoseconds."""
+"""Entries of the metadata in nanoseconds."""
 SIZES: Final = ("reserved_bytes",)
-"""Entries that are bytes by device."""
+"""Entries of the metadata that have bytes for each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +112,13 @@ class PeakInstant:
 
     def __str__(self) -> str:
         """The op, its module and its line with the whole path, for people."""
-        return self._told(own_place(self.line, self.own_line))
+        return self._text(own_place(self.line, self.own_line))
 
     def short(self) -> str:
         """Return the op, its module and its line, without folders."""
-        return self._told(short_own_place(self.line, self.own_line))
+        return self._text(short_own_place(self.line, self.own_line))
 
-    def _told(self, place: str) -> str:
+    def _text(self, place: str) -> str:
         if self.op < 0:
             return f"Allocation at {place}" if place else self.otherwise
         module = f" in module `{self.module}`" if self.module else ""
@@ -130,7 +133,7 @@ class SavedForBackward:
     """Bytes of the storages at the peak that hold saved tensors, each counted once."""
 
     held_anyway_bytes: int
-    """Of these, the bytes of parameters, inputs and others that would be alive without backward too."""
+    """The part of `nbytes` in parameters, inputs and other storages that would be alive without backward too."""
 
     peak_bytes: int
 
@@ -141,39 +144,34 @@ class SavedForBackward:
 
 
 def is_recorded(reading: DeviceReading, what: str) -> bool:
-    """Return False for facts that the source of a reading does not record.
-
-    A memory snapshot has no uses, for example.
-    """
+    """Return False for facts that the source of a reading does not record, such as the "uses" of a memory snapshot."""
     return what not in reading.meta.get(NOT_RECORDED, ())
 
 
 def process_text(reading: DeviceReading, *, always: bool = False) -> str:
-    """Return a sentence about the process when its RSS was highest; "" if it adds little to the tensors.
+    """Return a sentence about the process when its RSS was highest; "" if memory outside tensors grew little.
 
     Args:
         reading: the profile.
-        always: whether to return it for every process that was read.
+        always: whether to return the sentence even if this memory grew little.
     """
     process = reading.process
     if not len(process):
         return ""
     rows: list[dict[Any, Any]] = process.to_dict("records")
     entry, largest = rows[0], max(rows, key=lambda row: row["rss_bytes"])
-    came = sum(
+    new_bytes = sum(
         largest[name] - entry[name] for name in ("python_bytes", "python_free_bytes", "malloc_free_bytes")
     )
-    came += largest["other_bytes"]
-    if not always and came < max(_MATTERS_BYTES, _MATTERS_RATIO * largest["rss_bytes"]):
+    # all of them are new, because `entry_bytes` counts other memory from before the recording
+    new_bytes += largest["other_bytes"]
+    if not always and new_bytes < max(_MATTERS_BYTES, _MATTERS_RATIO * largest["rss_bytes"]):
         return ""
     return parts_text(largest["rss_bytes"], {name: largest[name] for name in PARTS})
 
 
 def evidence_bytes(reading: DeviceReading) -> dict[str, int]:
-    """Return the bytes at the peak by how their holders are known.
-
-    The result is empty if holders were not recorded.
-    """
+    """Return the bytes at the peak by the evidence for their holders; empty if holders were not recorded."""
     sums = reading.at_peak.groupby("holder_evidence")["nbytes"].sum()
     return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
 
@@ -181,19 +179,20 @@ def evidence_bytes(reading: DeviceReading) -> dict[str, int]:
 def listed_ways(reading: DeviceReading) -> pd.DataFrame:
     """Return `reading.ways` in the order for people: first the changes after which the program trains as before.
 
-    Another optimizer often has the lowest peak of all, and it is the change that costs a user most. A change that a
-    finding asks for, such as `fused`, is left out, because the finding has said it.
+    Another optimizer often has the lowest peak of all, but this change costs a user most, so it comes last. A change
+    that a finding advises, such as `fused`, is left out here.
     """
-    told = {str(finding.kind) for finding in reading.findings}
-    told &= {str(kind) for kind in FindingKind if kind.row.is_way}
-    ways = reading.ways[~reading.ways["kind"].isin(told)]
+    kinds_in_findings = {str(finding.kind) for finding in reading.findings}
+    kinds_in_findings &= {str(kind) for kind in FindingKind if kind.row.is_way}
+    ways = reading.ways[~reading.ways["kind"].isin(kinds_in_findings)]
     is_other = ways["kind"].isin(tuple(OTHER_OPTIMIZERS))
+    # False sorts before True: other optimizers come last
     listed: pd.DataFrame = ways.loc[is_other.sort_values(kind="stable").index].reset_index(drop=True)
     return listed
 
 
 def way_ranks(reading: DeviceReading) -> list[int | None]:
-    """Return the place of each change of `reading.ways` in `listed_ways`, from 1; None for one that is left out."""
+    """Return the rank in `listed_ways` of each change of `reading.ways`, from 1; None for the other changes."""
     listed = [(way.kind, way.lines) for way in listed_ways(reading).itertuples()]
     ways = [(way.kind, way.lines) for way in reading.ways.itertuples()]
     return [listed.index(way) + 1 if way in listed else None for way in ways]
@@ -202,8 +201,8 @@ def way_ranks(reading: DeviceReading) -> list[int | None]:
 def shown_ways(found: pd.DataFrame, most: int) -> tuple[list[int], int]:
     """Return the rows of the changes that a view shows, and the row of the change whose code it shows.
 
-    The code of the first change that needs no decision is shown. If each change needs one, it is the first of all. If
-    that change is not among the first ones, it takes the place of the last of them.
+    The view shows the code of the first change that needs no decision, or of the first change if all need one. If the
+    change with the code is not among the first `most` changes, it replaces the last of them.
 
     Args:
         found: the changes, from `listed_ways`.
@@ -218,7 +217,7 @@ def shown_ways(found: pd.DataFrame, most: int) -> tuple[list[int], int]:
 
 
 def growing(reading: DeviceReading) -> Finding | None:
-    """Return the largest finding about memory that each step or pass adds to; None if nothing grows."""
+    """Return the largest finding about memory that grows with each step or pass, if there is one."""
     return next((finding for finding in reading.findings if finding.growth_bytes), None)
 
 
@@ -227,7 +226,8 @@ def cut_off_text(reading: DeviceReading, *, names_error: bool = True) -> str:
 
     Args:
         reading: the recording.
-        names_error: whether the class of the error is named, which may be one of the program's own.
+        names_error: whether to name the class of the error. A page without sources leaves it out, because the class may
+            be the program's own.
     """
     cut = reading.cut_off
     if cut is None:
@@ -286,6 +286,7 @@ def headline(reading: DeviceReading) -> str:
         )
     first = reading.findings[0]
     finding_bytes, sentence = first.predicted_peak_bytes, words.HEADLINE_FINDING
+    # the first finding alone lowers nothing if other memory is as large at another instant
     if finding_bytes >= reading.peak_bytes:
         finding_bytes, sentence = first.together_peak_bytes, words.HEADLINE_FINDINGS
     text += sentence.format(the_peak=_the_peak(reading), peak=format_bytes(finding_bytes))
@@ -297,19 +298,21 @@ def headline(reading: DeviceReading) -> str:
 
 
 def _held_text(reading: DeviceReading) -> str:
-    """Return a sentence about the variable that keeps most across iterations; "" if that is little or in a finding.
+    """Return a sentence about the variable that keeps the most bytes across iterations.
 
-    The program may need this memory, as an evaluation needs the outputs of all steps. Then no finding names it.
+    Return "" if these bytes are less than `_MUCH_RATIO` of the peak, or if a finding names them. Findings don't name
+    memory that the program may still need, such as the outputs of all steps of an evaluation.
     """
     at_peak = reading.at_peak
     across = at_peak[(at_peak["category"] == "held") & (at_peak["holder"] != "")]
     if across.empty:
         return ""
     holder = str(bytes_by(across, "holder").index[0])
-    kept = at_peak[at_peak["holder"] == holder]["nbytes"]  # the results of the last iteration too
+    # of all categories: results of the last iteration are not "held" yet
+    kept = at_peak[at_peak["holder"] == holder]["nbytes"]
     nbytes, count = int(kept.sum()), len(kept)
-    told = {storage for finding in reading.findings for storage in finding.storages}
-    if nbytes < _MUCH_RATIO * reading.peak_bytes or not told.isdisjoint(kept.index):
+    in_findings = {storage for finding in reading.findings for storage in finding.storages}
+    if nbytes < _MUCH_RATIO * reading.peak_bytes or not in_findings.isdisjoint(kept.index):
         return ""
     return words.HEADLINE_HELD.format(
         holder=visible("".join(short_inferred(holder))),
@@ -320,7 +323,7 @@ def _held_text(reading: DeviceReading) -> str:
 
 
 def small_growth(reading: DeviceReading) -> Finding | None:
-    """Return the largest small finding about memory that grows; None if there is none."""
+    """Return the largest small finding about memory that grows, if there is one."""
     found = (finding for finding in reading.small_findings if finding.growth_bytes)
     return next(found, None)
 
@@ -335,10 +338,10 @@ def small_growth_text(reading: DeviceReading) -> str:
 
 
 def finding_categories(finding: Finding, reading: DeviceReading) -> dict[str, int]:
-    """Return the bytes of a finding at the peak by category, largest first; empty if it reads as one category.
+    """Return the bytes of a finding at the peak by category, largest first; empty if one category has all of them.
 
-    A reader compares the bytes of a finding with those of a category. The newest result in a container, for example, is
-    still an activation. A few bytes of another category, which change no printed digit, are no difference to a reader.
+    A reader compares the bytes of a finding with the table of categories. They can differ: the newest result in a
+    container, for example, is still an activation. Other categories are ignored if their bytes change no printed digit.
     """
     at_peak = reading.at_peak
     sums = bytes_by(at_peak[at_peak.index.isin(finding.storages)], "category")["nbytes"]
@@ -348,12 +351,15 @@ def finding_categories(finding: Finding, reading: DeviceReading) -> dict[str, in
 
 
 def _the_peak(reading: DeviceReading) -> str:
-    """Return the words for the peak, which is not the whole program's if the recording was cut off."""
+    """Return the words for the peak. They differ if the recording was cut off, because the peak may still rise."""
     return PEAK if reading.cut_off is None else PEAK_SO_FAR
 
 
 def _headline_of_ways(changes: pd.DataFrame, sentence: str, the_peak: str) -> str:
-    """Return the peak with the first change. If the shown code is of a later change, add the peak with that one."""
+    """Return a sentence with the peak after the first change.
+
+    If a view shows the code of a later change, the sentence also has the peak after that change.
+    """
     _, chosen = shown_ways(changes, most=len(changes))
     peaks = [format_bytes(int(nbytes)) for nbytes in changes["peak_bytes"]]
     peak = words.HEADLINE_CODE.format(first=peaks[0], peak=peaks[chosen]) if chosen else peaks[0]
@@ -361,13 +367,13 @@ def _headline_of_ways(changes: pd.DataFrame, sentence: str, the_peak: str) -> st
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:
-    """Return `evidence_bytes` as shares, in one line for people; empty where there are none."""
+    """Return `evidence_bytes` as shares, in one line for people; "" without bytes."""
     seen, structure, inferred, unseen = (nbytes.get(evidence, 0) for evidence in EVIDENCE)
     total = sum(nbytes.values())
     if not total:
         return ""
     guessed, unknown = round(100 * inferred / total), round(100 * unseen / total)
-    known = 100 - guessed - unknown if seen + structure else 0
+    known = 100 - guessed - unknown if seen + structure else 0  # so the percentages add up to 100
     parts = ((known, seen + structure), (guessed, inferred), (unknown, unseen))
     shares = (_percent(rounded, part, total) for rounded, part in parts)
     return "{} % seen or read from torch's records, {} % inferred, {} % not known".format(*shares)
@@ -380,7 +386,7 @@ def _percent(rounded: int, nbytes: int, total: int) -> str:
 
 
 def peak_instant(reading: DeviceReading) -> PeakInstant:
-    """Return the event at which live bytes are at their maximum, and which the table `at_peak` describes."""
+    """Return the event at which live bytes are at their maximum. The table `at_peak` describes it."""
     event = reading.peak_event
     row = reading.part("timeline", ["time_ns", "op", "storage"], [event]).iloc[0]
     if not reading.peak_bytes:
@@ -389,8 +395,8 @@ def peak_instant(reading: DeviceReading) -> PeakInstant:
     if not steps["recorded"].all():
         step = int(steps["start_ns"].searchsorted(row["time_ns"], side="right")) - 1
         if step >= 0 and not steps["recorded"].iloc[step]:
-            told = f"In step {step}, which was not recorded"
-            return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "", otherwise=told)
+            otherwise = f"In step {step}, which was not recorded"
+            return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "", otherwise=otherwise)
     op = int(row["op"])
     is_known = op in reading.part("ops", ()).index
     if not is_known and is_recorded(reading, "ops"):
@@ -403,7 +409,7 @@ def peak_instant(reading: DeviceReading) -> PeakInstant:
 
 
 def _peak_of_allocation(reading: DeviceReading, event: int, row: pd.Series[int]) -> PeakInstant:
-    """Return the instant of a peak where ops are not recorded: by the call of the allocation."""
+    """Return the instant of the peak in a reading without ops. Its line is the line of the allocation."""
     storage, time_ns = int(row["storage"]), int(row["time_ns"])
     is_known = storage in reading.part("storages", ()).index
     columns = ["line", "own_line"]
@@ -417,11 +423,12 @@ def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
     places = list(zip(rows["line"].tolist(), rows["own_line"].tolist(), strict=True))
     known = {place: own_place(*place) for place in dict.fromkeys(places)}
     whole = [known[place] for place in places]
-    short = {told: short_own_place(*place) for place, told in known.items()}
+    short = {text: short_own_place(*place) for place, text in known.items()}
     lines: pd.Series[str] = pd.Series(whole, index=rows.index, dtype=TEXT)
-    grouped = bytes_by(rows.assign(line=lines), "line")  # two files may have one short name
-    told = [short.get(place) or place for place in grouped.index]
-    short_named: pd.DataFrame = grouped.set_axis(pd.Index(told, dtype=TEXT), axis="index")
+    # group by the whole path, because two files may have the same short name
+    grouped = bytes_by(rows.assign(line=lines), "line")
+    labels = [short.get(place) or place for place in grouped.index]
+    short_named: pd.DataFrame = grouped.set_axis(pd.Index(labels, dtype=TEXT), axis="index")
     return short_named
 
 
@@ -441,17 +448,18 @@ class Recomputed:
     """Bytes at the peak that were computed again."""
 
     instead_bytes: int
-    """The bytes of recomputed tensors that the ops of one backward read; the most of all backwards. A program that
-    keeps these tensors takes at most as many bytes more. It takes fewer if the forward keeps the result of a region
-    anyway, as the input of the next region."""
+    """Bytes of the recomputed tensors that ops of backward read, in the backward that reads the most. Without
+    checkpoints, the program would keep at most these bytes more. It would keep fewer if the result of one checkpoint is
+    the input of the next, because forward keeps that tensor anyway."""
 
 
 def recomputed(reading: DeviceReading) -> Recomputed | None:
-    """Return how much backward computes again, or None if it computes nothing again."""
+    """Return how much backward computes again, if the recording has any recomputed op."""
     phase = reading.part("ops", ["phase"], coded=True)["phase"]
     if not (phase == "recompute").any():
         return None
     in_backward = phase.isin(("backward", "recompute"))
+    # for each op, the number of backwards that have begun
     backward = (in_backward & ~in_backward.shift(fill_value=False)).cumsum()
     storages = reading.part("storages", ["category", "last_use_op", "op", "nbytes"], coded=True)
     again = storages[(storages["category"] == "recomputed") & (storages["last_use_op"] >= 0)]
@@ -485,8 +493,8 @@ class Layers:
     """Equal modules with numbers under one parent, such as the blocks of a transformer.
 
     Two modules are equal if they have the same class and equally many bytes of parameters. Modules without parameters
-    are left out, because a larger model does not have more of them. Unequal modules, such as the linear layers of an
-    MLP, are left out because one figure cannot describe them.
+    are left out, because a larger model may have the same number of them. Unequal modules, such as the linear layers
+    of an MLP, are left out because one figure cannot describe them.
     """
 
     name: str
@@ -495,11 +503,11 @@ class Layers:
     class_name: str
     count: int
     saved_bytes: float
-    """Bytes that one of them keeps at the peak for backward alone: the median, because the layer in which the peak lies
-    keeps more or less."""
+    """Median of the bytes at the peak that one module keeps only for backward. The module that runs at the peak may
+    keep more or fewer bytes."""
 
     inclusive_bytes: float
-    """Bytes at the peak that belong to one of them, the median."""
+    """Median of the bytes at the peak that belong to one module and its children."""
 
     twice_peak_bytes: float
     """The peak with twice as many layers."""
@@ -542,12 +550,13 @@ def repeated_layers(reading: DeviceReading) -> Layers | None:
     if key is None or not medians[key][0]:
         return None
     count, (saved, inclusive) = len(repeated[key]), medians[key]
+    # a module may save more than belongs to it, such as the output of the module before it
     twice_peak_bytes = reading.peak_bytes + count * max(inclusive, saved)
     return Layers(f"{key[0]}.*" if key[0] else "*", key[1], count, saved, inclusive, twice_peak_bytes)
 
 
 def only_for_backward(reading: DeviceReading) -> pd.Series[int]:
-    """Return for each module the bytes at the peak that are there for backward alone, with those of its children."""
+    """Return for each module the bytes at the peak that it and its children keep only for backward."""
     modules = reading.modules
     own = own_only_for_backward(reading).reindex(modules.index, fill_value=0)
     parents = module_parents(modules.index.tolist(), modules["parent"].tolist())
@@ -556,7 +565,7 @@ def only_for_backward(reading: DeviceReading) -> pd.Series[int]:
 
 
 def module_parents(names: Sequence[str], parents: Sequence[str]) -> list[int]:
-    """Return the row of each module's parent; -1 for a module without one in the table.
+    """Return the row of each module's parent; -1 if the parent is not in the table.
 
     Args:
         names: qualified names, in the order of `Reading.modules`.
@@ -567,7 +576,7 @@ def module_parents(names: Sequence[str], parents: Sequence[str]) -> list[int]:
 
 
 def with_rows_below(sizes: list[int], parents: list[int]) -> list[int]:
-    """Return the sum of each row of a tree and all rows below it. Parents come first."""
+    """Return for each row of a tree the sum of it and of all rows below it. A parent comes before its children."""
     sums = list(sizes)
     for row in reversed(range(len(sums))):
         if parents[row] >= 0:
@@ -576,9 +585,10 @@ def with_rows_below(sizes: list[int], parents: list[int]) -> list[int]:
 
 
 def own_only_for_backward(reading: DeviceReading) -> pd.Series[int]:
-    """Return the bytes at the peak that are there for backward alone, by the module that saved them.
+    """Return the bytes at the peak that are kept only for backward, by the module that saved them.
 
-    Their sum is that of `saved_for_backward` without what stays alive anyway: a storage counts for one module.
+    If several modules saved a storage, it counts for the first of them. So the sum is `nbytes - held_anyway_bytes` of
+    `saved_for_backward`.
     """
     saved, peak = reading.saved, reading.at_peak
     alone = peak["nbytes"][~peak["category"].isin(HELD_ANYWAY)]
@@ -588,12 +598,12 @@ def own_only_for_backward(reading: DeviceReading) -> pd.Series[int]:
 
 
 def _parameter_bytes(reading: DeviceReading) -> Counter[str]:
-    """Return the bytes of parameters and buffers of each module, including those of its children."""
+    """Return the bytes of parameters and buffers of each module and its children."""
     return _with_children(reading.modules.index, reading.modules["parameter_bytes"].tolist())
 
 
 def _with_children(modules: Iterable[str], sizes: Iterable[int]) -> Counter[str]:
-    """Return the sum of sizes by module; a size counts for its module and for those above."""
+    """Return the sum of sizes by module. A size counts for its module and for each module above it."""
     sums: Counter[str] = Counter()
     for module, nbytes in zip(modules, sizes, strict=True):
         parts = module.split(".")

@@ -160,8 +160,8 @@ class Settings:
         compare: name of the baseline to compare with; empty for the latest.
         compare_fail: how far above its baseline a peak may be.
         warmup: runs of the body before measuring growth, if the marker does not set it.
-        runs: measured runs of the body, if the marker does not set it. None for 2 runs, and more if these cannot show
-            whether memory leaks.
+        runs: measured runs of the body, if the marker does not set it. By default 2 runs, and more if these cannot
+            show whether memory leaks.
         top: number of tests in the summary, and of lines for each test; 0 for all.
         stack_depth: frames shown for each allocation.
         ignore: rules of the ini file and of `[tool.memwatch]`.
@@ -332,7 +332,7 @@ class PeakLimit:
         """Return the limit in bytes for a test with these arguments.
 
         Raises:
-            LimitError: the function of the limit needs an argument that the test does not have, or returns no size.
+            LimitError: the test lacks an argument that the function needs, or the function returns no size.
         """
         __tracebackhide__ = True  # if the function fails, its own lines are enough
         if not callable(self.limit):
