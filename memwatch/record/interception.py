@@ -1,14 +1,14 @@
 """See every op below autograd, through a dispatch key of torch or through a dispatch mode.
 
-`KeyInterceptor` uses a functionality key below autograd that torch 2.13 does not use (`Fake`). A kernel on it is called
-for every op while the thread includes the key, and the program does not notice it. Ops that make no bytes skip the key,
-except views that make an autograd node.
+`KeyInterceptor` uses a functionality key below autograd that torch 2.13 does not use (`Fake`). While a thread includes
+the key, torch calls the key's kernel for every op, and the program does not notice the kernel. Ops that make no bytes
+skip the key, except views that make an autograd node.
 
-`ModeInterceptor` works everywhere, but it has side effects. ATen uses out-of-place backward formulas while any mode is
-on. dynamo gives up on compiled functions unless the mode allows them.
+`ModeInterceptor` works everywhere, but it has side effects. While any mode is on, ATen uses
+out-of-place backward formulas, and dynamo gives up on compiled functions unless the mode allows them.
 
-Both pass on each op with its `OpKind`: the facts that a recorder needs about an overload of ATen, computed once.
-`passes` tests whether the key works here.
+Both call a handler for each op. They pass its `OpKind`: facts that a recorder needs about an overload, computed once.
+`passes` tests whether the key works in this process.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 
 READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
 UNSEEN: Final = frozenset({"detach", "alias"})
-"""Ops that make no bytes and must not be seen: `nn.Parameter` needs the output of `detach` unwrapped."""
+"""Ops that make no bytes and must skip the recorder. `nn.Parameter` takes the result of `detach` only if it has no
+Python object yet, and a kernel in Python would make one."""
 LIFT: Final = "lift_fresh"
 """The op through which torch passes tensors that it made from Python's data or around another library's memory.
 
-It makes no bytes and has no row in `ops`. The tensor was allocated below every op, and this is the first chance to see
-it.
+It makes no bytes and has no row in `ops`. The tensor was allocated without an op, and here memwatch first sees it.
 """
 VIEWS: Final = frozenset(
     {
@@ -78,11 +78,12 @@ VIEWS: Final = frozenset(
         "unbind.int", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real",
     }
 )  # fmt: skip
-"""Views whose autograd node is noted, so that memory of its backward gets the view's line. Other views are rare."""
+"""Views whose autograd node is recorded. Memory that the node allocates in backward gets the line of the view. Other
+views are rare."""
 _BOOKKEEPING: Final = ("profiler", "prim")
 """Namespaces of ops that compute nothing: marks of profilers, and `prim::device` of fake tensors."""
 _RESIZING: Final = frozenset({"resize_", "resize_as_", "set_", "_resize_output_"})
-"""Ops that may change the size of an argument's storage, beside those with `out=`."""
+"""Ops that may change the size of an argument's storage. So may all ops with `out=`."""
 _NUMBERS: Final[dict[type, torch.dtype]] = {
     bool: torch.bool,
     int: torch.int64,
@@ -91,13 +92,13 @@ _NUMBERS: Final[dict[type, torch.dtype]] = {
 }
 """The dtype of the tensor that torch makes of a Python number."""
 _RECORDED_NUMBERS: Final = {"dim": OF_DIMENSION, "dims": OF_DIMENSION, "reduction": OF_REDUCTION}
-"""The names of the arguments whose numbers are recorded."""
+"""The names of the arguments whose numbers are recorded, each with its index in `NUMBERS` of the schema."""
 _CHANGING_SIZES: Final = frozenset({"squeeze_", "unsqueeze_"})
-"""Ops in place that change the dimensions of their tensor. After them, their number belongs to another tensor."""
+"""In-place ops that change the shape of their tensor. `numbers_in` runs after the op, when `dim` no longer fits it."""
 _TYPES_OF_NUMBERS: Final = ("int", "List[int]", "Optional[int]", "Optional[List[int]]")
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _EXPECTED: Final = 6
-"""The sum that the test op must give."""
+"""The sum that the ops of `passes` must give."""
 
 
 class OpKind:
@@ -106,7 +107,7 @@ class OpKind:
     Attributes:
         overload: the overload itself.
         name: such as ``aten.add.Tensor``.
-        numbers: positions of the arguments whose numbers are recorded, with their index in `NUMBERS`.
+        numbers: position and index in `NUMBERS` of each argument whose numbers are recorded.
         call: runs the overload.
         takes_lists: whether an argument is a list, which may hold tensors.
         accesses: read or write, for each argument by position.
@@ -114,7 +115,7 @@ class OpKind:
         resizes: whether the op may change the storage size of an argument.
         is_view: whether it is one of `VIEWS`, which make no bytes.
         is_lift: whether it is `LIFT`.
-        has_no_row: whether it is a view or `LIFT`. These have rows in other tables than `ops`.
+        has_no_row: whether it has no row in `ops`, because it is one of `VIEWS` or `LIFT`.
     """
 
     __slots__ = (
@@ -168,9 +169,9 @@ class OpKind:
     def numbers_in(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[int, int, int, int, int]]:
-        """Return the columns after `op` of the rows of `numbers`, after the op has run.
+        """Return rows of the table `numbers` without their column `op`. The op has run already.
 
-        The native recorder calls this for ops that Python passes on.
+        The native recorder calls this for ops that it gets from Python code.
         """
         found: list[tuple[int, int, int, int, int]] = []
         if not args:
@@ -193,16 +194,16 @@ class OpKind:
         return found
 
     def _by_name(self, position: int, kwargs: dict[str, Any]) -> Any:
-        """Return the value of an argument given by name, as the `dim` of a stable sort is; else its default."""
+        """Return the value of an argument given by name, such as `dim` of a stable sort; else its default."""
         argument = schema_of(self.overload).arguments[position]
         default = argument.default_value if argument.has_default_value() else None
         return kwargs.get(argument.name, default)
 
     def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return the arguments with tensors in place of numbers where the schema has tensors. None if nothing changes.
+        """Replace each number by a tensor where the schema has a tensor. Return None if nothing changes.
 
-        If C++ makes a tensor of a number, torch passes it to Python as the number, and most ops do not accept that. So
-        traced code such as `x.shape[0] // 2` fails under any dispatch mode.
+        If C++ makes a tensor of a number, torch passes the number to a kernel in Python, but most ops refuse numbers
+        there. So traced code such as `x.shape[0] // 2` fails under any dispatch mode.
         """
         if takes_numbers_as_tensors(base_name_of(self.overload)):
             return None
@@ -214,7 +215,7 @@ class OpKind:
         return None if all(new is old for new, old in zip(restored, args, strict=True)) else tuple(restored)
 
     def with_call(self, call: Callable[..., Any]) -> OpKind:
-        """Return the same kind with another call, for one run. The next run reuses the object."""
+        """Return a copy of the kind with another call. The next `with_call` changes and returns the same copy."""
         kind = self._kind_with_call
         if kind is None:
             kind = self._kind_with_call = OpKind(self.overload)
@@ -223,7 +224,7 @@ class OpKind:
         return kind
 
     def with_torch_function(self) -> OpKind:
-        """Return the same kind for use while __torch_function__ is off. Only its call runs with it on."""
+        """Return a copy of the kind for a handler that runs with `__torch_function__` off. Its call switches it on."""
         if self._kind_with_torch_function is None:
             self._kind_with_torch_function = OpKind(self.overload)
             self._kind_with_torch_function.call = functools.partial(_with_torch_function, self.call)
@@ -248,7 +249,7 @@ def is_lift(overload: Any) -> bool:
 
 
 def mode_kind(func: Any) -> OpKind | None:
-    """Return the kind of an op that a dispatch mode sees, or None for an op that is ignored."""
+    """Return the kind of an op that a dispatch mode sees; None if the recorder ignores the op."""
     if (
         not isinstance(func, OpOverload)
         or (func.is_view and not (is_noted_view(func) or is_lift(func)))
@@ -291,7 +292,7 @@ class Interceptor(Protocol):
 
 
 def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:
-    """Return True if ops have the right result while an interceptor is on."""
+    """Return True if torch has a free key, and ops have the right result while an interceptor is on."""
     if FREE_KEY is None:
         return False
     try:
@@ -320,7 +321,7 @@ _PROFILER: Final = "profiler"
 Libraries: TypeAlias = dict[str, Any]
 """Libraries of kernels, by namespace. They stay registered as long as these objects live."""
 KernelOf: TypeAlias = Callable[[str, Any], tuple[Any, bool] | None]
-"""A function that returns an overload's kernel and whether it takes the keyset, or None for no kernel."""
+"""A function that returns an overload's kernel and whether the kernel takes the keyset; None without a kernel."""
 
 
 class Kernels(Protocol):
@@ -337,14 +338,14 @@ class KernelTarget(Protocol):
     """The object that a backend's kernels call."""
 
     def begin(self, handler: Handler) -> None:
-        """Let the kernels call the handler, or this backend's own code."""
+        """Let the kernels record: through the handler, or through the backend's own code."""
 
     def end(self) -> None:
-        """Let the kernels only run the op."""
+        """Let the kernels run ops and record nothing."""
 
 
 class _Registered:
-    """The kernels that are registered on the key: one backend's at a time, from its first block on."""
+    """The kernels on the key. They stay after a block, until another backend registers its kernels."""
 
     kernels: Kernels | None = None
 
@@ -423,18 +424,18 @@ class KeyInterceptor:
 def put_kernels(kernel_of: KernelOf | None) -> Libraries:
     """Register a kernel for every overload that makes bytes, and for some views. Other overloads skip the key.
 
-    Each overload has a kernel of its own. One fallback for all would not do: FakeTensorMode switches itself off while
-    it runs an op. In this state torch looks a Python kernel up by overload, and does not find a fallback.
+    Each overload has a kernel of its own, because one fallback for all would fail under FakeTensorMode. This mode
+    switches itself off while it runs an op. Then torch looks up a Python kernel by its overload, and ignores fallbacks.
 
     Args:
-        kernel_of: None if a kernel outside these libraries serves every overload that makes bytes.
+        kernel_of: None if one C++ kernel serves every overload that makes bytes, as in the native recorder.
     """
     libraries: Libraries = {}
-    for space, name, overload in _overloads(_names_that_may_pass() if kernel_of is None else op_names()):
+    for space, name, overload in _overloads(_names_that_may_skip() if kernel_of is None else op_names()):
         if space not in libraries:
             libraries[space] = kernel_library(space, __file__)
-        is_passing_view = overload.is_view and not (is_noted_view(overload) or is_lift(overload))
-        if is_passing_view or base_name_of(overload) in UNSEEN or space == _PROFILER:
+        is_skipping_view = overload.is_view and not (is_noted_view(overload) or is_lift(overload))
+        if is_skipping_view or base_name_of(overload) in UNSEEN or space == _PROFILER:
             libraries[space].impl(name, FREE_KEY_NAME, torch.library.fallthrough_kernel, False)
         elif kernel_of is not None and (found := kernel_of(space, overload)) is not None:
             kernel, takes_keyset = found
@@ -442,11 +443,11 @@ def put_kernels(kernel_of: KernelOf | None) -> Libraries:
     return libraries
 
 
-def _names_that_may_pass() -> list[str]:
-    """Return the qualified names of overloads that may skip the key: views, and overloads of a few names.
+def _names_that_may_skip() -> list[str]:
+    """Return the qualified names of overloads that may skip the key: views, `UNSEEN`, and marks of profilers.
 
-    torch makes an object of `torch.ops` for each overload that is read. Making thousands of them would take longer than
-    the first block.
+    torch makes an object when an overload is first read from `torch.ops`. Making thousands of them would take longer
+    than the first block.
     """
     makes_bytes = {
         f"{schema.name}.{schema.overload_name}".removesuffix(".")
@@ -457,13 +458,13 @@ def _names_that_may_pass() -> list[str]:
 
 
 def _is_view(schema: Any) -> bool:
-    """Return True for the schema of a view, as `is_view` of its overload would be."""
+    """Return `is_view` of an overload, from its schema alone."""
     written = [each.alias_info.is_write for each in schema.arguments if each.alias_info is not None]
     return bool(written) and not any(written)
 
 
 def _overloads(names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield the defined overloads of some qualified names: the namespace, the name within, and the overload."""
+    """Yield the namespace, the name in it, and the overload of each qualified name that is defined."""
     for qualified in names:
         space, name = qualified.split("::")
         if space in {"prim", "_"}:
@@ -476,16 +477,17 @@ def _overloads(names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
             continue  # some ops lack a Python binding, so Python code cannot call them
 
 
-_PATIENCE_CALLS: Final = 10_000_000
-"""Python calls that a mode, stopped inside an op, waits for the op's return. A guess."""
+_PATIENCE_EVENTS: Final = 10_000_000
+"""Events of `sys.setprofile`, calls and returns. If a block ends inside an op, its mode waits for the return of the op,
+but no longer than these events. A guess."""
 
 
 class ModeInterceptor(UncompiledMode):
     """Intercept with a TorchDispatchMode that dynamo ignores.
 
     Args:
-        dispatch: called for every op in place of `__torch_dispatch__` below, with the mode and the same arguments. A C
-            function has no frame, so dynamo cannot compile it.
+        dispatch: a C function that torch calls instead of `__torch_dispatch__` below, with the same arguments. It has
+            no frame, so dynamo cannot compile it.
     """
 
     name: Final = "mode"
@@ -505,7 +507,7 @@ class ModeInterceptor(UncompiledMode):
     def start(self, handler: Handler) -> None:
         """Push the mode."""
         self._handler = handler
-        if self._dispatch is not None:  # torch requires a method of the mode
+        if self._dispatch is not None:  # torch accepts only a bound method here
             self.__dict__["__torch_dispatch__"] = MethodType(self._dispatch, self)
         self._at_entry = [mode for mode in mode_stack() if is_torch_own(mode)]
         self.__enter__()
@@ -515,8 +517,8 @@ class ModeInterceptor(UncompiledMode):
         if self._is_pushed():
             self._take_off()
         elif self._handler is not None and sys.getprofile() is None and threading.get_ident() == self._thread:
-            # the block ends inside an op: torch puts the mode back when the op returns
-            sys.setprofile(functools.partial(self._take_off_later, iter(range(_PATIENCE_CALLS))))
+            # The block ends inside an op. torch took the mode off for the op, and puts it back when the op returns
+            sys.setprofile(functools.partial(self._take_off_later, iter(range(_PATIENCE_EVENTS))))
         self._handler = None
         self.__dict__.pop("__torch_dispatch__", None)
 
@@ -532,7 +534,7 @@ class ModeInterceptor(UncompiledMode):
             push_mode(mode)
 
     def _take_off_later(self, tries: Iterator[int], *call: Any) -> None:
-        """Remove the mode when torch has put it back. Python's profiler hook runs before the next op can begin."""
+        """Remove the mode as soon as torch has put it back. `sys.setprofile` calls this before the next op begins."""
         started_again = self._handler is not None
         back = self._is_pushed()
         if started_again or back or next(tries, None) is None:
@@ -552,13 +554,13 @@ class ModeInterceptor(UncompiledMode):
         """Do nothing, because `pause` left the mode on."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Pass the op to the recorder, unless a tensor subclass dispatches it itself."""
+        """Pass an op to `_hand_on`. While dynamo evaluates frames, hide that code from it."""
         if frame_callback() is not None:
             return _unseen_by_dynamo(self._hand_on, func, types, args, kwargs or {})
         return self._hand_on(func, types, args, kwargs or {})
 
     def _hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pass an op to the recorder, unless the op is not recorded or a subclass dispatches it itself."""
+        """Pass an op to the recorder, except ignored ops and ops that a tensor subclass dispatches itself."""
         handler = self._handler
         if handler is None:
             return func(*args, **kwargs)
@@ -583,15 +585,16 @@ class ModeInterceptor(UncompiledMode):
             return kind
 
     def _leave_to(self, beneath: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let the subclass of an op's arguments run it, after the modes beneath this one.
+        """Let the tensor subclass among the arguments run the op, after the modes beneath this one.
 
-        If a mode declines, torch calls no further mode. So the op starts again with this mode as the lowest one, and
-        this mode sees the ops that the subclass runs. torch's own modes are always the lowest, and torch calls a
-        subclass before them. An own mode of torch that was pushed inside the block is tracing, so the op belongs to it.
-        A FakeTensorMode from before the block makes the tensors of the program.
+        If a mode returns `NotImplemented`, torch calls the subclass at once and leaves out the modes beneath. So move
+        this mode below them and start the op again. Then they see the op, and this mode sees the ops that the subclass
+        runs. torch's own modes need no such move, because torch calls a subclass before them.
         """
+        # only modes of torch from before the block, such as the FakeTensorMode of the program's tensors, or no mode
         if all(any(mode is known for known in self._at_entry) for mode in beneath):
             return NotImplemented
+        # a mode of torch that was pushed inside the block traces the program, so the op belongs to it
         if any(is_torch_own(mode) for mode in beneath):
             return func(*args, **kwargs)
         for _ in beneath:
