@@ -1,7 +1,7 @@
 """memwatch's compiled libraries: the names of their files and the flags of the compiler.
 
-The modules that load a library and `wheels/build.py` share this file. It imports neither torch nor memwatch: the
-process that builds the wheels has no torch, and loads this file by its path.
+The modules that load a library and `wheels/build.py` share this file. It must not import torch or memwatch. The
+process that builds the wheels has no torch, and it loads this file by its path.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _HERE: Final = pathlib.Path(__file__).parent
 
 
 class Library:
-    """A library: the first word of its file's name, the folder of its sources, and how it is compiled.
+    """The sources of a compiled library, and how to compile and name it.
 
     Args:
-        stem: the first word.
-        sources: the folder.
+        stem: the first word of its file name.
+        sources: the folder of its sources.
         flags: flags of the compiler.
         linked: the libraries of torch that it is linked with.
     """
@@ -33,10 +33,10 @@ class Library:
         self.linked = linked
 
     def digest(self, *built_for: str, sources: pathlib.Path | None = None) -> str:
-        """Return a digest of everything that a library is made from.
+        """Return a digest of the sources, the flags, and the versions that the library is built for.
 
         Args:
-            built_for: versions of torch and Python, if the library serves only these.
+            built_for: versions of torch and Python, if the library works with these only.
             sources: the folder of the sources, by default the library's own.
         """
         content = hashlib.sha256(" ".join([*built_for, repr(self.flags)]).encode())
@@ -45,7 +45,7 @@ class Library:
         return content.hexdigest()[:16]
 
     def file_name(self, sources: pathlib.Path | None = None) -> str:
-        """Return the name of a library that serves every torch, for this machine and one state of the sources."""
+        """Return the file name of a library that works with every torch, on machines of this architecture."""
         return f"{self.stem}-{platform.machine()}-{self.digest(sources=sources)}.so"
 
 
@@ -54,7 +54,8 @@ DRIVER: Final = Library(
     _HERE / "devices" / "cuda_allocator" / "src",
     ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden"),
 )
-"""The stand-in driver of CUDA. It links neither torch nor CUDA, so its name contains no version."""
+"""The stand-in for CUDA's driver, on which torch's CUDA allocator runs without a GPU. It is not linked with torch or
+CUDA, so its file name has no version."""
 DEVICE: Final = Library(
     "_device",
     _HERE / "devices" / "pretended" / "src",
@@ -65,7 +66,7 @@ DEVICE: Final = Library(
 KERNELS: Final = Library(
     "_planner",
     _HERE / "planner" / "native" / "src",
-    # no fused multiply-add: every machine shall compute the same numbers
+    # without fused multiply-add, every machine computes the same numbers
     ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"),
 )
 """The planner's kernels."""
@@ -81,11 +82,11 @@ SAMPLER: Final = Library(
         "-Wl,--as-needed",
     ),
 )  # fmt: skip
-"""The sampler of malloc. `--as-needed`: it must not load the C++ library, because the program may bring a newer one."""
+"""The sampler of malloc. With `--as-needed` it does not load the C++ library. The program may bring a newer one."""
 
 
 def device_file_name(torch: str, git_version: str) -> str:
-    """Return the name of the pretended device for this machine, one torch and one state of the sources.
+    """Return the file name of the pretended device for one torch and the architecture of this machine.
 
     Args:
         torch: torch's version.
@@ -97,13 +98,13 @@ def device_file_name(torch: str, git_version: str) -> str:
 def recorder_file_name(
     torch: str, git_version: str, python: str, suffix: str, sources: pathlib.Path | None = None
 ) -> str:
-    """Return the name of the native recorder for one torch, one Python and one state of the sources.
+    """Return the file name of the native recorder for one torch and one Python.
 
     Args:
         torch: torch's version.
         git_version: the commit that this torch was built from.
         python: Python's version, such as cp311.
-        suffix: the ending of compiled modules, which contains Python's ABI.
+        suffix: the end of the file name of a compiled module, which contains Python's ABI.
         sources: the folder of the sources, by default the recorder's own.
     """
     digest = RECORDER.digest(torch, git_version, suffix, sources=sources)
