@@ -1,9 +1,9 @@
-"""A CUDA device that a program finds though there is none: for fake tensors, which need no memory there.
+"""Pretend a CUDA device for a program with fake tensors, which need no memory.
 
-It is pretended in torch's C++, if this torch is built for the host alone, and in torch's Python. A torch without CUDA
-lacks a few lines of C++, which `src/device.cpp` has. Their library serves one torch and one state of its source, and
-its name contains both. A wheel has a library for each release of torch. Otherwise the first estimate on a machine
-compiles it in some seconds and puts it in the user's cache.
+The functions of `torch.cuda` are replaced by functions that need no GPU. If this torch is built without CUDA, its C++
+needs some more code, which `src/device.cpp` has. This library works with one version of torch. Its file name contains
+the version and a digest of the source. A wheel has a library for each release of torch. For another torch, the first
+estimate on a machine compiles the library in some seconds and puts it in the user's cache.
 """
 
 from __future__ import annotations
@@ -56,37 +56,43 @@ _ANSWERS: Final[dict[str, Any]] = {
     "memory_summary": "",
     "utilization": 0,
 }
-"""The result of each function of torch's CUDA module that has the same result at all times: a GPU of Hopper's kind."""
-_ASKED: Final = (
+"""Functions of torch.cuda that always return the same result, and this result. The GPU is of the Hopper generation."""
+_BYTE_COUNTS: Final = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
 )  # fmt: skip
-"""Functions that return byte counts. If a program calls them, the estimate contains a note about it."""
+"""Functions of torch.cuda that return byte counts. If a program calls one, the estimate contains a note about it."""
 _TOTAL_BYTES: Final = 80 << 30
-"""Memory of the pretended GPU: 80 GiB, like an A100 or H100. A guess."""
+"""Memory of the pretended GPU in bytes: 80 GiB, like an A100 or H100. A guess."""
 _PROPERTIES: Final = {
     "name": "pretended", "major": 9, "minor": 0, "total_memory": _TOTAL_BYTES, "multi_processor_count": 132,
 }  # fmt: skip
 """Properties of the pretended GPU: an H100 with 132 multiprocessors."""
 _STATE_BYTES: Final = 16
-"""Bytes of a random state of CUDA: seed and offset."""
+"""Bytes of the state of CUDA's random generator: seed and offset."""
 _LIKE_THE_HOST: Final = ("Stream", "Event", "current_stream", "stream")
-"""Names that torch.cpu has for programs that know no device; they do nothing."""
+"""Names in torch.cuda that torch.cpu has too. There they do nothing, so that a program can run on any device."""
 _FALSE_ALARMS: Final = (
     "PyTorch was compiled without cuDNN",
     "Attempted to get default timeout for nccl backend",
     "Accessing the data pointer of FakeTensor",
 )
-"""How warnings begin that are about this torch or about fake tensors, and not about the program."""
+"""The beginnings of warnings about this torch or fake tensors. They do not concern the program."""
 _MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
+"""Functions of torch.cuda.nvtx. They mark ranges for a profiler of the GPU."""
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder with the libraries of a wheel. A checkout does not have it."""
 _TORCH: Final = pathlib.Path(torch.__file__).parent
 _WHAT: Final = "the library by which this torch knows CUDA"
 _FALLBACK: Final = "tensors cannot be moved to CUDA without it"
+"""Words for an error of the compiler: the library, and the loss without it."""
 
 
 class CurrentDevice:
-    """The index of the device that the program has chosen, which torch's C++ knows too where it is pretended there."""
+    """The index of the current device. If the device is pretended in torch's C++, the index is kept there.
+
+    Args:
+        loaded: the library of `src/device.cpp`. None if it is not needed, or could not be loaded.
+    """
 
     def __init__(self, loaded: ctypes.CDLL | None = None) -> None:
         self._loaded = loaded
@@ -94,7 +100,7 @@ class CurrentDevice:
 
     @property
     def is_known_to_torch(self) -> bool:
-        """Whether ops find the device."""
+        """Whether the device is pretended in torch's C++ too."""
         return self._loaded is not None
 
     def get(self) -> int:
@@ -102,11 +108,11 @@ class CurrentDevice:
         return self._index if self._loaded is None else int(self._loaded.memwatch_device())
 
     def set(self, device: Any) -> None:
-        """Choose a device as torch does: an index, a name or a device; a negative one is ignored."""
+        """Choose a device by its index, its name or a `torch.device`. Ignore a negative index, as torch does."""
         self.exchange(_index_of(device, self.get()))
 
     def exchange(self, index: int) -> int:
-        """Choose an index; return the one before."""
+        """Choose an index, unless it is negative. Return the index before."""
         before = self.get()
         if index >= 0:
             self._index = index
@@ -116,26 +122,26 @@ class CurrentDevice:
 
 
 def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], None]) -> dict[str, Any]:
-    """Return the replacements of torch's functions for CUDA, by their names; see `pretended_cuda`."""
+    """Return the replacements of functions of torch.cuda by their names. `pretended_cuda` has the same arguments."""
 
-    def asked(*args: Any, **kwargs: Any) -> int:
+    def no_bytes(*args: Any, **kwargs: Any) -> int:
         on_ask(None)
         return 0
 
     def free_and_total(*args: Any, **kwargs: Any) -> tuple[int, int]:
-        return _TOTAL_BYTES - asked(), _TOTAL_BYTES
+        return _TOTAL_BYTES - no_bytes(), _TOTAL_BYTES  # all bytes are free, and `on_ask` is called
 
     def state(*args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.zeros(_STATE_BYTES, dtype=torch.uint8)
 
     return {
-        **{name: _saying(answer) for name, answer in _ANSWERS.items()},
-        **dict.fromkeys(_ASKED, asked),
-        "is_available": _saying(num_found > 0),
-        "device_count": _saying(num_found),
+        **{name: _returning(result) for name, result in _ANSWERS.items()},
+        **dict.fromkeys(_BYTE_COUNTS, no_bytes),
+        "is_available": _returning(num_found > 0),
+        "device_count": _returning(num_found),
         "memory_stats": lambda *args, **kwargs: defaultdict(int),
         "get_rng_state": state,
-        "get_device_properties": _saying(SimpleNamespace(**_PROPERTIES)),
+        "get_device_properties": _returning(SimpleNamespace(**_PROPERTIES)),
         "mem_get_info": free_and_total,
         "current_device": device.get,
         "set_device": device.set,
@@ -145,7 +151,7 @@ def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], N
 
 
 def streams(device: CurrentDevice) -> dict[str, Any]:
-    """Return the replacements of streams and events, by their names there."""
+    """Return the replacements of the streams and events of torch.cuda, by their names."""
     if not device.is_known_to_torch:
         return {name: getattr(torch.cpu, name) for name in _LIKE_THE_HOST}
 
@@ -165,7 +171,7 @@ def streams(device: CurrentDevice) -> dict[str, Any]:
 
     for kind, names in ((Stream, ("wait_event", "wait_stream")), (Event, ("record", "wait"))):
         for name in names:
-            setattr(kind, name, _saying(None))
+            setattr(kind, name, _returning(None))
 
     def current_stream(device: Any = None) -> Stream:
         return Stream()
@@ -176,7 +182,7 @@ def streams(device: CurrentDevice) -> dict[str, Any]:
         "current_stream": current_stream,
         "default_stream": current_stream,
         "stream": nullcontext,
-        "set_stream": _saying(None),
+        "set_stream": _returning(None),
     }
 
 
@@ -187,20 +193,20 @@ def _index_of(device: Any, current: int) -> int:
     return current if index is None else index
 
 
-def _saying(answer: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: answer
+def _returning(result: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: result
 
 
 @contextlib.contextmanager
 def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterator[str]:
-    """Let programs inside put fake tensors on CUDA devices. A real device is used as usual.
+    """Let the program inside put fake tensors on CUDA devices. If CUDA is available, change nothing.
 
     Args:
-        num_found: how many there are, by `device_count()`.
-        on_ask: called when the program reads how much memory is in use; the result is zero.
+        num_found: how many devices `device_count()` returns.
+        on_ask: called when the program reads how many bytes are in use, which are always 0.
 
     Yields:
-        Why tensors cannot be moved to such devices; empty if they can.
+        The reason why tensors cannot be moved to these devices; "" if they can.
     """
     if namespace.is_available():
         yield ""
@@ -216,7 +222,7 @@ def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterato
         stack.enter_context(patch.object(namespace.amp.common, "amp_definitely_not_available", lambda: False))
         stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pinned))
         stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda *args: None))
-        stack.callback(_choose_by_default, torch.get_default_device())
+        stack.callback(_restore_default_device, torch.get_default_device())
         stack.enter_context(warnings.catch_warnings())
         for message in _FALSE_ALARMS:
             warnings.filterwarnings("ignore", message=message)
@@ -224,13 +230,16 @@ def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterato
 
 
 def _device(stack: ExitStack) -> tuple[CurrentDevice, str]:
-    """Have torch's C++ know the device until the stack is closed; return it, and why that was not possible."""
+    """Pretend the device in torch's C++, if this torch needs it, until the stack is closed.
+
+    Return the device, and the reason if this failed.
+    """
     if torch.backends.cuda.is_built() or torch.accelerator.is_available():
         return CurrentDevice(), ""
     loaded, reason = load_or_build()
     if loaded is None:
         return CurrentDevice(), reason
-    # the engine counts the devices at the first backward, and would start a thread for each
+    # At its first backward, autograd starts a thread for each device. Let it find none yet
     torch.ones(1, device="cpu", requires_grad=True).sum().backward()
     if loaded.memwatch_begin():
         stack.callback(loaded.memwatch_end)
@@ -240,30 +249,30 @@ def _device(stack: ExitStack) -> tuple[CurrentDevice, str]:
 
 
 def _pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
-    """Return a copy, as pinning makes one."""
+    """Return a copy, because pinning copies too."""
     return tensor.clone()
 
 
-def _choose_by_default(device: torch.device) -> None:
-    """Restore the default device. For the host this removes the default, which costs nothing."""
+def _restore_default_device(device: torch.device) -> None:
+    """Restore the default device. For the host set None, because a device, even "cpu", would slow down each call."""
     if torch.get_default_device() != device:
         torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def library_path() -> pathlib.Path:
-    """Return the file that holds, or would hold, the library for this torch."""
+    """Return the file of the library for this torch. It need not exist yet."""
     name = wheel_name()
     in_cache = device_file_name(torch.__version__, str(torch.version.git_version))
     return BUILT / name if (BUILT / name).exists() else build_cache.folder() / in_cache
 
 
 def wheel_name() -> str:
-    """Return the name that the library for this torch has in a wheel."""
+    """Return the file name in a wheel of the library for this torch."""
     return device_file_name(build_cache.release_of(torch.__version__), str(torch.version.git_version))
 
 
 def build_device() -> tuple[pathlib.Path, bool]:
-    """Compile the library if it does not exist yet. Return it, and whether it was compiled now.
+    """Compile the library if its file does not exist yet. Return the file, and whether it was compiled now.
 
     Raises:
         MemwatchError: the compiler is missing, the cache cannot be written, or the source does not compile.
@@ -271,7 +280,7 @@ def build_device() -> tuple[pathlib.Path, bool]:
     file = library_path()
     if file.parent == BUILT or build_cache.is_usable(file):
         return file, False
-    torchs = (
+    torch_flags = (
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         f"-I{_TORCH / 'include'}",
         f"-L{_TORCH / 'lib'}",
@@ -279,13 +288,13 @@ def build_device() -> tuple[pathlib.Path, bool]:
     sources = map(str, sorted(DEVICE.sources.glob("*.cpp")))
     libraries = (f"-l{name}" for name in DEVICE.linked)
     with working("memwatch estimate"):
-        build_cache.compile_to(file, [*DEVICE.flags, *torchs, *sources, *libraries], _WHAT, _FALLBACK)
+        build_cache.compile_to(file, [*DEVICE.flags, *torch_flags, *sources, *libraries], _WHAT, _FALLBACK)
     return file, True
 
 
 @functools.cache
 def load_or_build() -> tuple[ctypes.CDLL | None, str]:
-    """Return the library, and compile it first if necessary. Or return None and a sentence with the reason."""
+    """Load the library, and compile it first if necessary. If this fails, return None and the reason as a sentence."""
     try:
         return ctypes.CDLL(str(build_device()[0])), ""
     except (MemwatchError, OSError) as error:
