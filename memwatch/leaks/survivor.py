@@ -1,4 +1,4 @@
-"""One storage that outlived the code that made it, explained."""
+"""The explanation of one storage that outlived the code that made it: who keeps it, and which reference to cut."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 Name = tuple[str | None, int | None]
-"""The name and the position of a reference in its owner; None where it has none."""
+"""The name and the position of a reference in its owner. Each is None if the reference has only the other."""
 
 
 class Holding(NamedTuple):
-    """One storage behind a holder.
+    """One storage and its holder.
 
     Attributes:
-        place: the device and the holder: equal for storages that one edit would free.
-        slot: the reference of the holder: its name and its position.
+        place: the device and the holder. Storages that one edit would free have equal places.
+        slot: the name and the position of the holder's reference to the storage.
         nbytes: bytes of the storage.
     """
 
@@ -36,41 +36,43 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survivor:
-    """A surviving storage with the references that explain it; keeps nothing of the program alive.
+    """A storage that outlived the code that made it, and the references that keep it.
+
+    It does not keep any object of the program alive.
 
     Attributes:
         storage: when and where it was made.
         key: equal for survivors that one edit would free.
-        steps: the retention path, or the cycle and the path from it.
-        is_named: False if the steps leave out the path from the cycle.
+        steps: the retention path. If no root reaches it, the cycle and then the path to the tensor.
+        is_named: False if `steps` has the cycle only, without the path to the tensor.
         cut: the reference to cut.
         tensor: a description of the tensor.
-        kind: why it lives on.
+        kind: why it is still alive.
         looped: True if no root reaches it and a cycle above it was found.
-        cycle_length: number of steps, from the first, that form the cycle; 0 for a retention path.
-        cuts: one reference for each edit that is needed to end all loops that keep it; empty if one edit is enough.
-        main: if the objects of the cycle are in several cycles, the one that gives the cause, with its first
-            reference to cut.
-        has_more_cycles: True if some cycles that keep it were not searched.
-        branch: the number of the step at whose owner the path to the tensor leaves the cycle.
-        is_view: True if all tensors over the storage show half of it at most.
-        is_result: True if a tensor over the storage has a graph and is no view.
-        is_one_more: True if a container has it as a new entry beside older entries of the same class.
-        is_replaced: True for a parameter that the program has replaced, and that an optimizer still keeps.
-        older_items_follow: True if older items follow its place in a list or array.
-        registers_itself: True if the target of the reference to cut puts itself there.
+        cycle_length: number of first steps that form the cycle; 0 for a retention path.
+        cuts: one reference for each edit, if several edits are needed to break all cycles that keep it; else empty.
+        main: the first reference to cut, and the cycle that names the cause, if its objects form several cycles.
+        has_more_cycles: True if the search left out some cycles that keep it.
+        branch: number of the step in the cycle where the path to the tensor begins.
+        is_view: True if all tensors over the storage together show at most half of it.
+        is_result: True if a tensor over the storage has a graph and is not a view.
+        is_one_more: True if it is a new entry of a container that has older entries of the same class.
+        is_replaced: True for a parameter that the program has replaced but an optimizer still keeps.
+        older_items_follow: True if it is in a list or array, and older items come after it.
+        registers_itself: True if a method of the object behind the reference to cut uses the variable of the container,
+            so that the object has probably put itself there.
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage at the snapshot.
-        may_be_replaced: True if a name holds it that had one value at a time in earlier blocks.
-        in_place: True if a list or array had its place before, or a bounded container has room for it, and nothing else
-            holds it.
-        if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
+        may_be_replaced: True if its name kept only a few values in earlier blocks, so the next value may replace it.
+        in_place: True if its only holder is a container with a place for it: a list or array that had this place
+            before, or a bounded container that is not full.
+        if_kept: an explanation by a cycle that gc cannot see. It counts if gc does not free the cycle of `steps`.
         work: the function of the thread that holds it, if the runs started the thread. The end of the thread frees
-            everything that its calls hold, whichever variable holds it.
-        key_holder: for an entry of a `WeakKeyDictionary`, the path by which a root keeps the key of the entry; None if
-            no root keeps it. It is searched for only if there are several calls.
-        others: the same storage, explained by the holders that would still keep it without the references to cut. They
-            are searched for only in the first of several calls.
+            all variables of its calls.
+        key_holder: for an entry of a `WeakKeyDictionary`, the explanation of its key; None if no root keeps the key.
+            memwatch searches for it only if there are several calls.
+        others: further explanations, by holders that would still keep the storage after the cut. memwatch searches for
+            them only in the first of several calls.
     """
 
     storage: NewStorage
@@ -102,7 +104,7 @@ class Survivor:
     others: tuple[Survivor, ...] = ()
 
     def of_kind(self) -> Survivor:
-        """Return an unreachable survivor with the kind of its leak, once a collection has freed what it can."""
+        """Return this unreachable survivor with the kind of its leak. Call it after a collection by gc."""
         if not self.storage.alive:
             return replace(self, kind=LeakKind.CYCLE)
         found = self.if_kept or self
@@ -110,13 +112,14 @@ class Survivor:
 
     @property
     def through_graph(self) -> bool:
-        """Whether the autograd graph of a tensor on its path keeps it."""
+        """Whether its path leads through the autograd graph of a tensor."""
         return any(step.edge.kind is EdgeKind.GRAD_FN for step in self.steps)
 
     @property
     def holding(self) -> Holding:
-        """The objects that its holder keeps through it."""
+        """The storage and its holder."""
         edge = None if self.cut is None else self.cut.edge
-        is_one = edge is None or self.looped or self.work is not None
-        slot = (None, None) if edge is None or is_one else (edge.name, edge.position)
+        # a cycle or a thread is one holder, whichever of its references leads to the storage
+        is_whole = edge is None or self.looped or self.work is not None
+        slot = (None, None) if edge is None or is_whole else (edge.name, edge.position)
         return Holding((self.storage.device, self.key), slot, self.nbytes)
