@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
 
 _GOOD_ENOUGH: Final = 1.02
-"""A ratio. A way whose steps take at most this share of the program's own time ends the search.
+"""A ratio of durations. The search ends with a way that fits and takes at most this ratio of the program's own time.
 
 A guess: times this close are equal.
 """
 _NOISE: Final = 1.1
-"""Two durations whose ratio is below this may be equal.
+"""A ratio of durations. Two durations may be equal if their ratio is below this one.
 
-Where the program takes longer than this, relative to a way that computes more, its time cannot be right.
+If the program takes more than this ratio of the time of a way that computes more, its time was disturbed.
 """
 _LEAST_GAIN_RATIO: Final = 0.01
-"""A setting that alone lowers the peak by less than this share may be superfluous beside the changes that count.
+"""A share of the program's peak. If a setting alone lowers the peak by less, one more run tries to do without it.
 
-A guess: the extra run costs a user a minute, and a line without use costs them a question.
+A guess: the extra run costs a user a minute, and a useless line costs them a question.
 """
 _MARGINS: Final = (1.0, 0.9)
 """Shares of the room under the limit that a planned way gets as its budget.
 
-The second is used only if the first is too much.
+The second share is tried only if a plan with the first exceeds the limit.
 """
 
 
@@ -58,11 +58,11 @@ class SimulatedCheckpoint(NamedTuple):
 
 
 _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
-"""How the warnings begin of plans that are above their budget."""
+"""The beginnings, as a regular expression, of warnings about plans that exceed their budget."""
 
 
 def _is_part(kind: Kind, predicted: Collection[str]) -> bool:
-    """Return True if a kind of change is predicted to lower the peak, alone or together with another."""
+    """Return True if a kind of change is predicted to lower the peak, alone or as a part of a kind such as `a + b`."""
     return any(kind.value in kinds.split(" + ") for kinds in predicted)
 
 
@@ -73,7 +73,7 @@ def _outcome(run: str, measured: Measurement, limit_bytes: int) -> str:
     text = words.RUN_PEAK.format(run=run, peak=format_bytes(measured.peak_bytes))
     if measured.step_time_ns is not None:
         text += words.RUN_STEP.format(duration=format_duration(measured.step_time_ns))
-    return text + words.RUN_FITS * measured.fits(limit_bytes)
+    return text + words.RUN_FITS * measured.fits(limit_bytes)  # "" if it does not fit
 
 
 def _first_line(error: Exception) -> str:
@@ -128,13 +128,12 @@ class Search:
         self.tried: list[Measurement] = []
         self.is_repeatable: bool | None = None
         self._changing: set[str] = set()  # names of the buffers that a step writes
-        self._baseline_bytes = 0  # live bytes when a step begins
-        self._divided: list[
-            tuple[str, ...]
-        ] = []  # sets of modules to checkpoint, by the bytes that they save
+        self._baseline_bytes = 0  # live bytes when a step first calls the model
+        # sets of modules to checkpoint; the set of the largest modules is the first
+        self._divided: list[tuple[str, ...]] = []
         self._simulated: list[SimulatedCheckpoint] = []
         self._reasons: dict[Kind, str] = {}  # why a kind of way does not suit the program
-        # the class of the object that a module changes, by the module's name
+        # modules that a checkpoint would change twice, by name: the class of the argument, or the name of the attribute
         self._changed_arguments: dict[str, str] = {}
         self._grown_lists: dict[str, str] = {}
         self._changed_attributes: dict[str, str] = {}
@@ -142,12 +141,12 @@ class Search:
         self._say, self._run_ended = say, run_ended
 
     def run(self) -> Measurement | None:
-        """Try ways until one is fast enough. Return the fastest way under the limit, or None if all need more."""
+        """Try ways until a way fits and is fast enough. Return the fastest way that fits, or None if all need more."""
         plain = self._try(Way())
         if not plain.fits(self._limit_bytes):
             for measured in self._ways(plain):
                 if self._is_fast(measured) and measured.fits(self._limit_bytes):
-                    self._reasons = {}
+                    self._reasons = {}  # all kinds that were not tried have one reason now
                     self._reason(words.FAST_ENOUGH.format(way=measured.way.name), *Kind)
                     break
         self._try_without_settings()
@@ -156,26 +155,27 @@ class Search:
     def _try_without_settings(self) -> None:
         """Try the best way without the settings that lowered the peak by little when they were tried alone.
 
-        Each setting that lowers the peak at all is a part of all later ways, because it may lower it further there.
+        The best way contains each setting that lowered the peak at all, because it may lower a later peak further.
         """
         best, plain_bytes = self._best(), self.tried[0].peak_bytes
         if best is None or plain_bytes is None:
             return
         most_bytes = plain_bytes * (1 - _LEAST_GAIN_RATIO)
-        idle = {
+        of_little_gain = {
             change
             for each in self.tried
             for change in each.way.changes
             if each.way.has_settings_only and (each.peak_bytes or 0) > most_bytes
         }
-        rest = tuple(change for change in best.way.changes if change not in idle)
+        rest = tuple(change for change in best.way.changes if change not in of_little_gain)
         if rest and len(rest) < len(best.way.changes):
             self._try(Way(rest))
 
     def _is_fast(self, measured: Measurement) -> bool:
-        """Return True if the steps of a way take no longer than the program's, which are timed again if so it seems.
+        """Return True if the steps of a way take no longer than the program's own.
 
-        A way that computes more is as fast only where other programs had the processor while the program was timed.
+        If so it seems, time the program's steps again. Other programs may have used the processor at the first time,
+        because a way that computes more is not really as fast.
         """
         if measured.peak_bytes is None or measured.cost > self.tried[0].cost * _GOOD_ENOUGH:
             return False
@@ -184,7 +184,7 @@ class Search:
         return measured.cost <= self.tried[0].cost * _GOOD_ENOUGH
 
     def _reason(self, text: str, *kinds: Kind) -> None:
-        """Note why some kinds are not tried, if there is no other reason yet."""
+        """Note why kinds are not tried. The first reason of a kind stays. `untried` ignores it if the kind is tried."""
         for kind in kinds:
             self._reasons.setdefault(kind, text)
 
@@ -231,7 +231,7 @@ class Search:
         return "; ".join(sentences)
 
     def _run_program_again(self) -> None:
-        """Run the plain step once more. Its results are compared, and the shorter time counts."""
+        """Run the plain step once more. Compare its results with the first run, and keep the shorter time."""
         self._say(words.AGAIN)
         before, again = self.tried[0], self._trial.run(Way())
         self._run_ended(_outcome(words.AGAIN, again, self._limit_bytes))
@@ -247,13 +247,13 @@ class Search:
 
     @property
     def lowest(self) -> Measurement | None:
-        """The measurement with the lowest peak; None where each trial failed."""
+        """The measurement with the lowest peak; None if each trial failed."""
         ran = [each for each in self.tried if each.peak_bytes is not None]
         return min(ran, key=lambda each: each.peak_bytes or 0, default=None)
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs had the processor while steps were timed: computing more seems to take less time."""
+        """Whether a way that computes more was faster than the program: then other programs disturbed the times."""
         more = [each for each in self.tried if each.way.computes_again and each.step_time_ns is not None]
         return any(each.cost * _NOISE < self.tried[0].cost for each in more)
 
@@ -264,16 +264,18 @@ class Search:
             return None
         if plain == measured.results:
             return True
-        return False if self.is_repeatable else None
+        return False if self.is_repeatable else None  # two runs of the program itself may differ as much
 
     def _best(self) -> Measurement | None:
-        """Return the fastest way under the limit. A way with other results is the last resort.
+        """Return the fastest way that fits. A way with other results than the program's is the last resort.
 
-        A way is left out if another one fits that computes a part of its modules again and changes no more: it cannot
-        be faster, and its measured time would decide by chance. The same holds if another one fits that lacks only
-        some settings of it. If several ways are equally fast, return the first
-        that was tried, because it changes less of the program. A way whose lines need memwatch, or a step in the
-        backward, which forbids clipping and accumulation, must be faster than the others by more than the noise.
+        Leave out a way if another way fits that checkpoints a part of its modules and changes no more. It cannot be
+        faster, and only noise in the times would choose it. Also leave out a way if another way fits that lacks only
+        some of its settings.
+
+        A way whose lines need memwatch must be faster than the other ways by more than the noise. So must a step in the
+        backward, which forbids clipping and accumulation. If several ways are equally fast, return the first that was
+        tried, because it changes less of the program.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
@@ -322,21 +324,22 @@ class Search:
             yield measured
             if self._is_gain(measured, base):
                 base = measured
-        # a step in the backward updates one parameter at a time and keeps no gradient, so it needs no other setting
+        # without `base`: a step in the backward already updates one parameter at a time and frees each gradient
         in_backward = Way((Change(Kind.STEP_IN_BACKWARD),))
         may_step_in_backward = self._may(Kind.STEP_IN_BACKWARD) and _is_part(Kind.STEP_IN_BACKWARD, predicted)
         if may_step_in_backward and Kind.STEP_IN_BACKWARD.value in predicted:
             yield self._try(in_backward)
         self._reason(words.NOT_IN_BACKWARD, Kind.STEP_IN_BACKWARD)
-        for name in self._changed_arguments:  # its forward would change the object a second time
+        # a checkpoint would run the forward of these modules twice, and change their argument twice
+        for name in self._changed_arguments:
             saved.by_module.pop(name, None)
-        # likewise, also as a part of a larger module
+        # a checkpoint of these modules, or of a module that contains them, would change the list or attribute twice
         for name in (*self._grown_lists, *self._changed_attributes):
             parts = name.split(".")
             for count in range(1, len(parts) + 1):
                 saved.by_module.pop(".".join(parts[:count]), None)
         self._divided = partitions(self._trial.model, saved) if self._may(Kind.CHECKPOINT) else []
-        # alone it may lower nothing, and with checkpoints it does; then fewer blocks may be enough
+        # A step in the backward may lower the peak only together with checkpoints. Then fewer blocks may be enough
         bases = [base.way, *([in_backward] if may_step_in_backward else [])]
         if not self._divided:
             self._reason(words.NO_BLOCKS, Kind.CHECKPOINT, Kind.OFFLOAD)
@@ -346,11 +349,11 @@ class Search:
                 yield from found
                 if any(measured.fits(self._limit_bytes) for measured in found):
                     break
-                if self._sparing(way.also(Change(Kind.CHECKPOINT, names))):
+                if self._fitting_with_less_work(way.also(Change(Kind.CHECKPOINT, names))):
                     break
         if self._may(Kind.CHAIN):
             for name, length in chains(self._trial.model, saved):
-                # checkpoint_sequential has no place for the lines that keep them
+                # the lines that keep buffers cannot be inserted into checkpoint_sequential
                 if self._writes_buffers(name):
                     self._reason(words.CHAIN_WITH_BUFFERS, Kind.CHAIN)
                     continue
@@ -363,9 +366,9 @@ class Search:
         self._reason(words.NOT_ESTIMATED, Kind.POLICY, Kind.BACKEND)
         for kind in (Kind.POLICY, Kind.BACKEND):
             if self._may(kind) and not plain.is_estimate:
-                # a plan is of a forward, a backward and then a step
+                # with `base` only, because a plan needs the optimizer's step after the backward
                 yield from self._planned(base, kind)
-        # last, for a fused step rounds differently: it is wanted only where no way with the program's results fits
+        # A fused step rounds differently. So it is tried late, and only if no way with the program's results fits
         if self._fits():
             self._reason(words.ROUNDS, Kind.FUSED, Kind.LOSS_IN_PARTS)
         self._reason(words.NO_FUSED, Kind.FUSED)
@@ -395,7 +398,7 @@ class Search:
     def _with_loss_in_parts(
         self, base: Measurement, predicted: dict[str, dict[str, Any]]
     ) -> Iterator[Measurement]:
-        """Try a loss in parts where nothing else fits: it rounds differently. Then with the lowest way so far."""
+        """Try a loss in parts, which rounds differently, if nothing fits: with `base`, then with the lowest way."""
         row = predicted.get(Kind.LOSS_IN_PARTS.value)
         if row is None or not self._may(Kind.LOSS_IN_PARTS):
             return
@@ -413,7 +416,7 @@ class Search:
         return kind in self._kinds
 
     def _is_gain(self, measured: Measurement, base: Measurement) -> bool:
-        """Return True if a change that costs nothing lowers the peak and leaves the results as they are."""
+        """Return True if a measured change lowers the peak and leaves the results as they are."""
         if measured.peak_bytes is None or self.is_bitwise(measured) is False:
             return False
         return base.peak_bytes is None or measured.peak_bytes < base.peak_bytes
@@ -426,13 +429,13 @@ class Search:
         )
 
     def _fits(self) -> bool:
-        """Return True if a way that was tried keeps the limit."""
+        """Return True if some way that was tried fits."""
         return any(measured.fits(self._limit_bytes) for measured in self.tried)
 
     def _predicted(self) -> dict[str, dict[str, Any]]:
         """Return the row of `prof.ways` for each kind that a recording of the program shows to lower the peak."""
-        of_recording = (Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS, Kind.CHECKPOINT)
-        if self.tried[0].is_estimate or not any(self._may(kind) for kind in of_recording):
+        need_recording = (Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS, Kind.CHECKPOINT)
+        if self.tried[0].is_estimate or not any(self._may(kind) for kind in need_recording):
             return {}
         self._say(words.RECORDING)
         try:
@@ -464,13 +467,14 @@ class Search:
             <= {Kind.CHECKPOINT.value, *of_optimizer}
             and names.keys() >= set(row["modules"].split(", "))
         ]
-        return {row["kind"]: row for row in reversed(rows)}  # the lowest of a kind
+        # the rows are sorted by peak, so the lowest row of a kind is written last and stays
+        return {row["kind"]: row for row in reversed(rows)}
 
     def _settings(self, *, gradients_wait: bool) -> list[Change]:
         """Return the changes of one argument or one line that leave the results as they are."""
         found = []
         groups = [group for optimizer in self._trial.optimizers for group in optimizer.param_groups]
-        # torch updates lists of tensors where starting a kernel costs
+        # by default torch updates lists of tensors on accelerators, where starting a kernel takes time
         by_default = not is_host(self._trial.device)
         lists = [group["foreach"] for group in groups if "foreach" in group and not group.get("fused")]
         if self._may(Kind.FOREACH) and any(by_default if each is None else each for each in lists):
@@ -482,10 +486,11 @@ class Search:
         return found
 
     def _sets_for(self, base: Way) -> list[tuple[str, ...]]:
-        """Return sets of modules to checkpoint, in the order in which they are tried together with a way.
+        """Return sets of modules to checkpoint together with a way, in the order of their trials.
 
-        The bytes that modules save do not show which set keeps the limit. The simulation of a recording does: its set
-        comes first if it is simulated to fit. If it does not fit, a larger set may lower the peak a bit further.
+        The bytes that modules save do not show which set fits, but the simulation of a recording does. The simulated
+        set comes first if its peak fits. Otherwise it comes last, or is left out if a larger set contains it: the
+        larger set may lower the peak a bit further.
         """
         if not self._divided:
             return []
@@ -500,22 +505,22 @@ class Search:
         return self._divided if is_part else [*self._divided, lowest.names]
 
     def not_needed(self, kept: Measurement) -> str:
-        """Return why a part of a set of modules is not checkpointed in the kept way; "" if all of it is."""
+        """Return a sentence about modules that the kept way need not checkpoint; "" if it checkpoints a whole set."""
         chosen = set(kept.way.checkpointed)
-        around = [
+        larger_sets = [
             names
             for names in [*self._divided, *(each.names for each in self._simulated)]
             if chosen < set(names)
         ]
-        if not chosen or not around:
+        if not chosen or not larger_sets:
             return ""
-        others = [name for name in max(around, key=len) if name not in chosen]
+        others = [name for name in max(larger_sets, key=len) if name not in chosen]
         return words.NOT_NEEDED.format(modules=words.modules_as_text(others))
 
     def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:
-        """Try all blocks, then the fewest that fit. Begin with the first blocks, whose tensors are saved longest.
+        """Try all blocks, then search for the fewest that fit. Take the first blocks, whose tensors are saved longest.
 
-        So many blocks are not tried that a way which fits spares work of them.
+        Leave out a number of blocks if a way that fits already computes less.
         """
 
         def of_first(count: int) -> Way:
@@ -523,7 +528,12 @@ class Search:
             keeps = kind is Kind.CHECKPOINT and any(map(self._writes_buffers, chosen))
             return base.also(Change(kind, chosen, keeps_buffers=keeps))
 
-        enough = next((count for count in range(1, len(names) + 1) if self._sparing(of_first(count))), None)
+        # the smallest number of blocks that compute more than some way that fits
+        enough = next(
+            (count for count in range(1, len(names) + 1) if self._fitting_with_less_work(of_first(count))),
+            None,
+        )
+        # `low` blocks are too few; `high` blocks fit, or a trial of them is needless
         low, high = 0, len(names) if enough is None else enough
         if enough is None:
             most = self._try(of_first(len(names)))
@@ -531,14 +541,15 @@ class Search:
             if not most.fits(self._limit_bytes):
                 if len(names) < 3:
                     return
-                # the last block is computed again at once, which lowers nothing and keeps its inputs
+                # Leave out the last block. Its backward comes right after its forward, so a checkpoint frees nothing in
+                # between, and keeps its inputs
                 high -= 1
-                last_plain = self._try(of_first(high))
-                yield last_plain
-                if not last_plain.fits(self._limit_bytes):
+                without_last = self._try(of_first(high))
+                yield without_last
+                if not without_last.fits(self._limit_bytes):
                     return
-        elif enough == 1 and (sparing := self._sparing(of_first(1))):
-            self._reason(words.COMPUTES_MORE.format(way=sparing.way.name), kind)
+        elif enough == 1 and (less_work := self._fitting_with_less_work(of_first(1))):
+            self._reason(words.COMPUTES_MORE.format(way=less_work.way.name), kind)
         while high - low > 1:
             middle = (low + high) // 2
             measured = self._try(of_first(middle))
@@ -548,8 +559,8 @@ class Search:
             else:
                 low = middle
 
-    def _sparing(self, way: Way) -> Measurement | None:
-        """Return a way that fits, with the program's own results, and that spares work of another way."""
+    def _fitting_with_less_work(self, way: Way) -> Measurement | None:
+        """Return a measured way that fits, has the program's own results, and computes less than another way."""
         return next(
             (
                 each
@@ -562,7 +573,7 @@ class Search:
         )
 
     def _writes_buffers(self, name: str) -> bool:
-        """Return True if a step writes buffers of a module; "" is the model."""
+        """Return True if a step writes buffers of a module. The name of the model itself is ""."""
         return any(not name or buffer.startswith(f"{name}.") for buffer in self._changing)
 
     def _chains(self, base: Way, name: str, length: int) -> Iterator[Measurement]:
@@ -575,7 +586,7 @@ class Search:
             segments *= 2
 
     def _planned(self, base: Measurement, kind: Kind) -> Iterator[Measurement]:
-        """Try a way that plans within the room under the limit: selective checkpoints, or the compile backend."""
+        """Try a plan whose budget is the room under the limit: as selective checkpoints, or as the compile backend."""
         room = self._limit_bytes - self._baseline_bytes
         plan: Plan | None = None
         for margin in _MARGINS if room > 0 else ():
