@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
 
 ALL_TABLES_ROWS: Final = 8
-"""Rows of the tables in a summary that shows all tables: as many as the help of `--rows` names as the most."""
+"""Rows of each table in a summary that shows all tables. The help of `--rows` names the same number."""
 
-# Open the capture that a command reads, and check the files that it will write.
-#
-# A command replaces an existing file only with `-f`, and never a file that it reads.
+# A command replaces an existing file only with `-f`, and it never replaces a file that it reads
 _EXISTS: Final = "{} exists; choose another name with -o, or replace it with -f"
 
 
@@ -36,32 +34,33 @@ def make_room(
     inputs: Iterable[str | os.PathLike[str]] = (),
     force: bool,
 ) -> None:
-    """Raise if an output cannot be written. Every verb calls it first, so that a long run does not fail at its end.
+    """Raise if an output cannot be written. Every verb calls this first, so that a long run does not fail at its end.
 
     Args:
-        others: the files that the verb writes; None stands for an optional file that the user did not ask for.
-        capture: the capture that it writes. It replaces only a capture, so that `-o train.py` never costs a program.
-        page: the page that it writes. It replaces only an HTML page.
-        inputs: the files that it reads.
+        others: other files that the verb writes. None stands for an optional file without a path.
+        capture: the capture that the verb writes. It may replace only a capture, so `-o train.py` is an error.
+        page: the page that the verb writes. It may replace only an HTML page.
+        inputs: the files that the verb reads.
         force: whether existing files may be replaced.
 
     Raises:
-        OutputError: a file exists and `force` is False, is an input or another output, or its path cannot hold a file.
+        OutputError: an output exists and `force` is False, it is also an input or another output, or a file cannot be
+            written to its path.
     """
     outputs = [path for path in (capture, page, *others) if path is not None]
     check_outputs(outputs, inputs=inputs, force=force, exists=_EXISTS)
     if capture is not None:
-        _spare_others(capture, b"SQLite format 3\0", "a capture")
+        _refuse_other_kind(capture, b"SQLite format 3\0", "a capture")
     if page is not None:
-        _spare_others(page, b"<!doctype html>", "an HTML page")
+        _refuse_other_kind(page, b"<!doctype html>", "an HTML page")
 
 
-def _spare_others(path: Path, begins: bytes, kind: str) -> None:
-    """Raise if a file would be replaced that is of another kind. An empty file holds nothing to lose."""
+def _refuse_other_kind(path: Path, begins: bytes, kind: str) -> None:
+    """Raise if a file exists but does not begin with these bytes. An empty file may be replaced."""
     try:
         with path.open("rb") as file:
             found = file.read(len(begins))
-    except OSError:  # missing or unreadable; a dangling link is itself replaced
+    except OSError:  # missing or unreadable; a link to a missing file is replaced, not followed
         return
     if found and found.lower() != begins.lower():
         raise OutputError(
@@ -92,7 +91,7 @@ def read(capture: Path, device: str | None) -> Reading:
 
 
 def emit(text: str) -> None:
-    """Write text to standard output; drop it where standard output is closed or its reader left (`| head`).
+    """Write text to standard output. Drop the text if standard output is closed or its reader has ended (`| head`).
 
     Raises:
         OutputError: standard output cannot be written, as on a full disk.
@@ -103,7 +102,7 @@ def emit(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # the interpreter flushes standard output once more at its end, which must not fail again
+        # when Python exits, it flushes standard output again: to /dev/null this cannot fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise OutputError(
@@ -112,18 +111,18 @@ def emit(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line to standard error, so that standard output holds results and nothing else."""
+    """Write a line to standard error, so that standard output has only results."""
     sys.stderr.write(f"memwatch: {visible(text)}\n")
 
 
 def emit_path(path: str | os.PathLike[str]) -> None:
-    """Write the path of a file to standard output: as it is for a program, and safe to print for a terminal."""
+    """Write the path of a file to standard output. If this is a terminal, escape control characters."""
     text = os.fspath(path)
     emit(f"{visible(text) if sys.stdout is not None and sys.stdout.isatty() else text}\n")
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:
-    """Add the option `--json`; docs/json.md has the fields."""
+    """Add the option `--json`. docs/json.md describes the fields."""
     parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
 
 
@@ -147,7 +146,7 @@ def not_negative(text: str) -> int:
 
 
 def size(text: str) -> str:
-    """Return the text of a size such as `8GiB`."""
+    """Return the text unchanged if it is a size such as `8GiB`."""
     try:
         parse_bytes(text)
     except SizeError as error:
@@ -156,14 +155,14 @@ def size(text: str) -> str:
 
 
 def size_of_device(text: str) -> str:
-    """Return the text of a size above 0, or of a device and a size as `cuda:0=8GiB`."""
+    """Return the text unchanged if it is a size above 0, or a device and such a size: `cuda:0=8GiB`."""
     if not parse_bytes(size(text.rpartition("=")[2])):
         raise argparse.ArgumentTypeError(f"{text!r} leaves no room for any tensor; give a size above 0")
     return text
 
 
 def budget(text: str) -> str:
-    """Return the text of a size or of a share of a program's peak, such as `60%`."""
+    """Return the text unchanged if it is a size, or a share of a program's peak such as `60%`."""
     from memwatch.planner.request import parse_budget
 
     try:
@@ -186,9 +185,9 @@ def share(text: str) -> float:
 
 
 def memwatch_command() -> list[str]:
-    """Return the words that start memwatch again, in the way this process was started.
+    """Return a command that starts memwatch again, as this process was started.
 
-    With `MEMWATCH=1`, memwatch did not start this process. Then it is the memwatch of the same Python.
+    If the program itself started this process, with `MEMWATCH=1`, return the memwatch of the same Python.
     """
     started = sys.argv[0] if sys.argv else ""
     name = os.path.basename(started)
@@ -202,7 +201,7 @@ def memwatch_command() -> list[str]:
 
 
 def _shortest(program: str) -> str:
-    """Return the bare name of a program where the shell finds this very program by it, else its path."""
+    """Return the name of a program if the shell finds the same program by this name; else its path."""
     name = os.path.basename(program)
     found = shutil.which(name)
     if found is not None and os.path.exists(program) and os.path.samefile(found, program):
@@ -213,7 +212,7 @@ def _shortest(program: str) -> str:
 def command_line(*words: str | os.PathLike[str]) -> str:
     """Return the words of a command as one line, quoted for a shell.
 
-    A name may hold characters that would steer the terminal; these are written as the escapes of `$'...'`.
+    Control characters, which could change the terminal, become escapes in `$'...'`.
     """
     return " ".join(_quoted(os.fspath(word)) for word in words)
 
