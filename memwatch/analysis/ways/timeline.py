@@ -1,4 +1,4 @@
-"""The timeline of a recording: the op of each event of the live curve, and the effect of a change on it."""
+"""The timeline of a recording: the event of the live curve at each op, and the live bytes of some allocations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 LAST: Final = np.iinfo(np.int64).max
-"""An op after all others."""
+"""The number of an op after all others."""
 
 
 class Spike(NamedTuple):
-    """Bytes that a changed program has alive for a moment, between two recorded events."""
+    """Bytes that are alive for a moment in a changed program, between two recorded events."""
 
-    event: int  # the event before which they are alive
+    event: int  # the later of the two events
     nbytes: int
 
 
@@ -30,8 +30,8 @@ class ChangedBytes(NamedTuple):
     """The effect of a change on the live bytes.
 
     Attributes:
-        spared: per event, the bytes that are not alive with the change; negative if it keeps more.
-        spikes: bytes that are alive between events.
+        spared: for each event, the live bytes that the change saves; negative if it adds live bytes.
+        spikes: bytes that are alive for a moment between two events.
     """
 
     spared: IntArray
@@ -42,8 +42,8 @@ class ChangedModules(NamedTuple):
     """A change of some modules.
 
     Attributes:
-        modules: their numbers in the module tree.
-        bytes: the effect on the live bytes.
+        modules: numbers of the modules in the module tree.
+        bytes: the effect of the change on the live bytes.
     """
 
     modules: tuple[int, ...]
@@ -51,7 +51,7 @@ class ChangedModules(NamedTuple):
 
 
 class Timeline:
-    """Ops and events of a recording in the order of time."""
+    """Conversions between the ops, the events and the live bytes of a recording."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -72,20 +72,24 @@ class Timeline:
         return np.where(ops >= len(self._starts_ns), self._count - 1, events)
 
     def events_after_nodes(self, ops: IntArray) -> IntArray:
-        """Return the event at which the backward node of each op has run: the start of the next op of another node."""
+        """Return, for each op, the first event after its autograd node has run: when an op of another node starts."""
+        # the first op of each node after the first, and the end
         changes = np.append(np.flatnonzero(np.diff(self._nodes) != 0) + 1, len(self._nodes))
         next_op = changes[np.minimum(np.searchsorted(changes, ops, side="right"), len(changes) - 1)]
         return self.events_of(next_op)
 
     def bytes_of(self, rows: IntArray) -> IntArray:
-        """Return, per event, the bytes of some allocations that are alive."""
+        """Return, for each event, the sum of the bytes of these allocations that are alive."""
         allocations = self._facts.allocations
         return self.bytes_within(
             allocations.nbytes[rows], allocations.birth_event[rows], allocations.death_event[rows]
         )
 
     def bytes_within(self, nbytes: IntArray, start: IntArray, end: IntArray) -> IntArray:
-        """Return, per event, the sum of some byte counts, each from one event on up to another; -1 is the end."""
+        """Return, for each event, the sum of the byte counts that are alive: from `start` on, until before `end`.
+
+        An `end` of -1 is the end of the recording.
+        """
         change = np.zeros(self._count + 1, dtype=np.int64)
         amount = nbytes.astype(np.int64)
         np.add.at(change, np.maximum(start, 0), amount)
@@ -94,11 +98,11 @@ class Timeline:
 
 
 def dimensions_of_storages(facts: Facts) -> Callable[[int], list[int]]:
-    """Return a function from a storage to the sizes of the first tensor on it: `[8, 64]` of `float32[8, 64]`.
+    """Return a function that returns the sizes of the first tensor of a storage: `[8, 64]` for `float32[8, 64]`.
 
-    The sizes are empty if unknown.
+    Unknown sizes are an empty list.
     """
-    # each access to a table decodes the column
+    # read the columns once, because each access to a table decodes the whole column
     shapes, strings = facts.capture.tables["births"]["shape"], facts.strings
 
     @functools.cache
