@@ -174,8 +174,8 @@ class Search:
     def _is_fast(self, measured: Measurement) -> bool:
         """Return True if the steps of a way take no longer than the program's own.
 
-        If so it seems, time the program's steps again. Other programs may have used the processor at the first time,
-        because a way that computes more is not really as fast.
+        Before returning True, time the program's steps again. Other programs may have slowed the first run, because a
+        way that computes more cannot really be as fast.
         """
         if measured.peak_bytes is None or measured.cost > self.tried[0].cost * _GOOD_ENOUGH:
             return False
