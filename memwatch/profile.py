@@ -1,4 +1,4 @@
-"""profile(): the front door; starts and stops the recorders around a block. verify(): the peak with and without it."""
+"""`profile()` records a block of the program. `verify()` compares the peak of a function with and without recording."""
 
 from __future__ import annotations
 
@@ -48,23 +48,28 @@ R = TypeVar("R")
 
 
 def _is_success(error: BaseException) -> bool:
-    """Return True for the exception of `sys.exit()` with exit code 0. A subclass may compute its `code`: not asked."""
+    """Return True for the exception that `sys.exit()` raises with exit code 0.
+
+    Subclasses do not count, because reading their `code` may run code of the program.
+    """
     return type(error) is SystemExit and error.code in (None, 0)
 
 
 _of_whole_program: Final[list[Profile]] = []
-"""The recording that `memwatch run` or the variable MEMWATCH began, if there is one that has not given way."""
+"""The open recording that `memwatch run` or the variable MEMWATCH began. Empty if there is none."""
 
 
 class Profile(Reading):
-    """A block that is being or was recorded; reading it is possible once the block has ended.
+    """The recording of a block. Its figures can be read after the block has ended.
+
+    The same profile may record several blocks, one after another. It then shows the last block.
 
     Attributes:
-        page: the page that was written because memory ran out, if it was.
-        replaces_file: whether an existing file makes room for the capture.
+        page: the file of the page that memwatch wrote because memory ran out; otherwise None.
+        replaces_file: whether the capture may replace an existing file.
         on_step: called after each `step()`.
-        gives_way: whether the recording ends where the program opens a block of its own. Recordings of a whole program
-            do, because the program must run as it does without memwatch.
+        gives_way: whether the recording ends when the program opens a `profile()` block. This is True for the recording
+            of a whole program. Otherwise the program's own block would raise an error.
     """
 
     def __init__(self, options: Options) -> None:
@@ -86,7 +91,7 @@ class Profile(Reading):
             raise MemwatchError("this profile() block is already open; make another with memwatch.profile()")
         if _of_whole_program:
             _of_whole_program[-1]._end_for_another()
-        again = self._recording is not None  # the file of this profile's last block makes room
+        again = self._recording is not None  # then this block replaces the file of the previous block
         session, is_on = None, False
         try:
             with uninterrupted():
@@ -96,7 +101,7 @@ class Profile(Reading):
                 is_on = True
                 self._reserve.take()
         except BaseException:
-            # a signal handler that waited has raised: Python will not call `__exit__`
+            # A delayed signal handler may raise as `uninterrupted` ends. Then Python does not call `__exit__`.
             if session is not None and is_on:
                 session.abandon()
             raise
@@ -106,11 +111,12 @@ class Profile(Reading):
         return self
 
     def _end_for_another(self) -> None:
-        """End the recording for a block of the program, if this is the thread and process that began it."""
+        """End the recording, because the program opens a block. Only the thread and process that began it can do so."""
         session = self._session
         if session is None:
             return
-        with suppress(MemwatchError):  # in another thread the recording goes on, and the new block raises
+        # in another thread or process the recording goes on, and the program's block raises an error
+        with suppress(MemwatchError):
             session.check_place()
             session.note(words.GAVE_WAY_KIND, words.GAVE_WAY)
             self.__exit__(None, None, None)
@@ -118,18 +124,18 @@ class Profile(Reading):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop recording; an exception of the block passes unchanged."""
+        """Stop recording. An exception of the block propagates, perhaps with a note from memwatch."""
         session = self._session
         if session is None:
             return
-        if self in _of_whole_program:  # the list must not keep what was recorded
+        if self in _of_whole_program:  # the list must not keep the recording alive
             _of_whole_program.remove(self)
         try:
             is_stopped = self._end(session, error)
         except MemwatchError:
             raise
         except BaseException:
-            if self._session is not None:  # a signal handler raised before handlers were delayed
+            if self._session is not None:  # a signal handler raised before `_end` delayed the handlers
                 self._end(session, error)
             raise
         if (
@@ -140,7 +146,10 @@ class Profile(Reading):
             self._explain(error)
 
     def _end(self, session: Session, error: BaseException | None) -> bool:
-        """Stop recording; return False if that failed, which the program's own error has a note about."""
+        """Stop recording, and return True.
+
+        If this fails while an error of the program propagates, add a note to that error and return False.
+        """
         with uninterrupted():
             self._reserve.release()
             if error is not None:
@@ -155,8 +164,8 @@ class Profile(Reading):
             except Exception as own:
                 if error is None:
                     raise
-                # the program's own error is on its way
-                add_note(error, words.NOT_ENDED.format(why=_told(own)))
+                # the program must see its own error, so ours becomes a note
+                add_note(error, words.NOT_ENDED.format(why=_error_text(own)))
                 return False
             return True
 
@@ -167,43 +176,46 @@ class Profile(Reading):
         if self.failure is not None:
             kept = "" if self._recording.is_lost else "; the profile is whole in this process only"
             text = f"memwatch: {self.failure}{kept}"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)  # the line of the `with` statement
 
     def _explain(self, error: BaseException) -> None:
-        """Add the live bytes to the error of an allocator, and write the page beside the capture."""
-        try:  # the program's own error is on its way, and memory is short
+        """Add a list of the live memory to an out-of-memory error, and write the page beside the capture."""
+        try:  # memory is short, so this may fail; the program must still see its own error
             with small_pools():
                 reading = self._reading_of(error)
                 failure = Failure.of(error)
+                # an accelerator ran out of memory, but the block had memory on the CPU only
                 elsewhere = not failure.by_limit and not is_of_host(error) and reading.device == CPU
-                # `reading.notes` would search for ways, while the program waits to end with its error
+                # not `reading.notes`: it also searches for ways to save memory, and the program would wait
                 notes = [note.text for note in reading.capture.notes if note.kind == NOTE_KIND]
                 text = breakdown(reading, failure, self._write_page(), elsewhere=elsewhere, notes=notes)
         except Exception as own:
             pass_on(own)
-            text = words.NOT_TOLD.format(why=_told(own))
+            text = words.NOT_TOLD.format(why=_error_text(own))
         add_note(error, text)
 
     def _reading_of(self, error: BaseException) -> Reading:
-        """Return the reading of the device that had no memory left."""
+        """Return the reading of the device that ran out of memory. If it is not known, return this reading."""
         device = error.device if isinstance(error, MemoryLimitError) else CPU if is_of_host(error) else ""
         return self.on(device) if device in self.devices else self
 
     def _write_page(self) -> list[pathlib.Path]:
-        """Write the page beside the capture, and return the paths of the written files; an existing page stays."""
+        """Write the page beside the capture, unless it exists already. Return the paths of the written files."""
         if self._path is None or self.failure is not None:
             return []
         page = self._path.with_suffix(".html")
-        with suppress(Exception):  # the note does not need the page
+        with suppress(Exception):  # the note on the error is useful without a page too
             self.report(page, force=self._options.force)
             self.page = page
         return [self._path] if self.page is None else [self._path, self.page]
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Record every call of a function, a coroutine function included; the profile reads its last call.
+        """Return a function that records every call of `function`. The profile shows the last call.
+
+        A coroutine function works too.
 
         Raises:
-            MemwatchError: the function is a generator: its caller's ops run between its own.
+            MemwatchError: `function` is a generator function. Its caller runs ops while the generator is suspended.
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise MemwatchError(
@@ -237,15 +249,15 @@ class Profile(Reading):
             self.on_step()
 
     def flush(self) -> None:
-        """Write the rows so far to the file. Any thread may call this. Do nothing outside of the block."""
+        """Write the present rows to the file. Any thread may call this. Outside of the block, do nothing."""
         session = self._session
         if session is not None:
             session.flush_from_elsewhere()
 
     def so_far(self) -> Reading | None:
-        """Return a reading of an open block's recording so far; None outside of the block.
+        """Return a reading of the open block until now. Return None outside of the block.
 
-        Call it in the thread that entered the block. It reads the whole recording, so a long one takes long.
+        Call it in the thread that entered the block. It reads the whole recording, so it takes longer with each op.
 
         Raises:
             CaptureError: the file cannot be read.
@@ -254,26 +266,26 @@ class Profile(Reading):
 
     @property
     def num_ops_started(self) -> int:
-        """How many ops have started in the open block; 0 where none is open."""
+        """How many ops have started in the open block; 0 if no block is open."""
         return 0 if self._session is None else self._session.op_counter[0]
 
     def remarks(self, kind: str) -> list[str]:
-        """Return the notes of a kind that were made while recording; nothing is read for them."""
+        """Return the texts of the recorder's notes of one kind. This does not read the capture."""
         notes = () if self._recording is None else self._recording.notes
         return [note.text for note in notes if note.kind == kind]
 
     @property
     def failure(self) -> MemwatchError | None:
-        """The error that made the file at `path` incomplete, else None.
+        """The error that made the file at `path` incomplete; None if the file is complete.
 
-        After an error, only this profile has all rows.
+        This profile still has the missing rows, unless another program destroyed the file.
         """
         return None if self._recording is None else self._recording.failure
 
     def gather(self) -> Ranks | None:
-        """Return the readings of all ranks of `torch.distributed` on rank 0, None on the others.
+        """Return the readings of all ranks of `torch.distributed` on rank 0, and None on the other ranks.
 
-        Every rank must call it, after its block. Small summaries travel, not captures.
+        Every rank must call this after its block. The ranks send small summaries, not their captures.
 
         Raises:
             GatherError: a rank died or did not answer.
@@ -304,27 +316,28 @@ def profile(
     schedule: Schedule | None = None,
     keep: str = "all",
 ) -> Profile:
-    """Record every allocation of a block, its life and its holders.
+    """Record the allocations of a block of code: when each begins and ends, and which objects hold it.
 
     Args:
         path: write the capture to this file while the program runs; None keeps it in memory.
         stacks: capture the Python call stack of every op.
-        holders: name the holders of the memory at the peak.
-        allocator: record the allocator's own events, workspace inside kernels included.
-        intercept: `"key"` sees ops through a free dispatch key, `"mode"` through a TorchDispatchMode. `"auto"` takes
-            the key if it works.
-        replay: record everything that a replay of the ops needs. It keeps the inputs of the block alive and holds
-            storages. So autograd sums gradients out of place: the values are the same, the versions differ, and the
-            peak is higher.
-        limit_bytes: raise at the op that lifts the live bytes of a device above this limit. Write bytes, text such as
-            `"2 GiB"`, or a limit for each device: `{"cuda": "20 GiB"}`. Steps that are not recorded never raise. In
-            the middle of a backward, the recorder in Python misses some gradients, and may raise later.
-        schedule: the steps to record, from `memwatch.schedule`. `step()` ends a step. If the program never calls it,
-            the first optimizer's step does. Between recorded steps the exact live curve goes on.
-        keep: `"all"` keeps all recorded steps, `"peaks"` only the steps that set a new peak or fail.
+        holders: find the objects that hold the memory at the peak.
+        allocator: record the allocator's own events. They also show the workspace inside kernels.
+        intercept: `"key"` sees ops through a free dispatch key, `"mode"` through a TorchDispatchMode. `"auto"` uses
+            the key if it works in this torch.
+        replay: record the data that a replay of the ops needs. memwatch then keeps the inputs of the block alive, and
+            holds storages. So autograd adds gradients out of place. Their values stay the same, but their versions
+            differ, and the peak is higher.
+        limit_bytes: raise an error at the op that lifts the live bytes of a device above this limit. Write bytes, text
+            such as `"2 GiB"`, or a limit for each device: `{"cuda": "20 GiB"}`. The limit holds in recorded steps only.
+            During a backward, the recorder in Python misses some gradients, so it may raise the error late.
+        schedule: the steps to record, from `memwatch.schedule`. A step ends when the program calls `step()`. If it
+            never does, a step ends when the first optimizer has stepped. The live curve stays exact between recorded
+            steps.
+        keep: `"all"` keeps all recorded steps. `"peaks"` keeps only the steps that set a new peak or fail.
 
     Returns:
-        A context manager and decorator; after the block it reads the capture.
+        A profile, which is a context manager and a decorator. It shows the capture after the block.
 
     Raises:
         MemwatchError: a block is already open, an option is unknown or conflicts with another, or memwatch does not
@@ -347,13 +360,19 @@ def profile(
     )
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The peak of a function, as the allocator reports it, without and with observation."""
+    """The peak of a function without and with recording, from the allocator's events.
+
+    Attributes:
+        plain_peak_increase_bytes: the peak without recording, above the live bytes at the start of the function.
+        observed_peak_increase_bytes: the same under `profile()`.
+        effects: sentences on the effects of recording on the peak.
+    """
 
     plain_peak_increase_bytes: int
     observed_peak_increase_bytes: int
@@ -365,7 +384,7 @@ class Verification:
         return self.observed_peak_increase_bytes - self.plain_peak_increase_bytes
 
     def __str__(self) -> str:
-        """Return both peaks, and the effects of observing that explain a difference, as text."""
+        """Return both peaks, their difference, and the effects of recording, as lines of text."""
         plain, observed = self.plain_peak_increase_bytes, self.observed_peak_increase_bytes
         lines = [
             f"peak increase without observation: {format_bytes(plain)} ({plain} bytes)",
@@ -376,10 +395,10 @@ class Verification:
 
 
 def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **kwargs: Any) -> Verification:
-    """Run a function with the allocator's events alone, then under `profile()`, and compare the peaks.
+    """Run a function twice, without `profile()` and with it, and compare the peaks.
 
-    In the first run memwatch changes nothing in torch, so the program runs as it is. The function runs twice, so it
-    must do the same work both times.
+    In the first run memwatch only receives the allocator's events, and changes nothing in torch. The function must do
+    the same work in both runs.
 
     Args:
         function: the function to measure.
@@ -388,10 +407,10 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
         **kwargs: its keyword arguments.
 
     Returns:
-        Both peaks in bytes; `str()` of the result is a sentence.
+        Both peaks in bytes. `str()` of the result describes them.
 
     Raises:
-        MemwatchError: a torch profiler is already running, so that the allocator's events are not available.
+        MemwatchError: the allocator's events are not available: torch provides none, or a torch profiler is running.
     """
     capture = allocator_only(lambda: function(*args, **kwargs))
     prof = profile(intercept=intercept)
