@@ -1,7 +1,8 @@
-"""Track the running module and optimizer step, and which storages are parameters, gradients and optimizer state.
+"""Track the running modules and optimizer steps, and note the storages of parameters, gradients and optimizer state.
 
-To see module calls, memwatch replaces the function that every call runs through while the block is open. A global
-forward hook would not do: torch.compile would warn and trace it. Objects of the user are held by weak references only.
+While the block is open, memwatch replaces torch's function that runs each module call. A global forward hook would
+disturb torch.compile, which warns about it and traces it. memwatch holds objects of the program by weak references
+only.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ _PLAIN: Final = class_ids(
     torch.device,
     torch.Size,
 )
-"""Arguments that are not searched. Recomputation may add tensors to a list or a dictionary, as to a list of losses."""
+"""Classes of arguments that are not searched.
+
+A recomputation may add a tensor to a list or a dictionary again. This does no harm: programs read, for example, a list
+of losses before the backward.
+"""
 _NOT_STATE: Final = class_ids(FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType)
 _LISTS: Final = class_ids(*LISTS)
 _NUMBERS: Final = class_ids(bool, int, float)
@@ -85,24 +90,31 @@ def _is_no_state(value: Any) -> bool:
 
 
 class ChangedArguments:
-    """Find modules that change an object that they are called with, a list of their own, or an attribute.
+    """Find modules whose forward changes an argument, a list of the module, or an attribute of the module.
 
     Examples are a cache of keys and values, a list of losses, a counter of calls, and a running mean that is replaced.
-    The forward of such a module cannot run again in the backward: it would find the changed object, add to the list
-    twice, or count on.
+    A checkpoint cannot run such a forward again in the backward. The second run would find the changed argument, add to
+    the list twice, or count once too often.
+
+    Attributes:
+        classes: for each module that changed an argument, the class of the argument. The key is the module's number.
+        lists: for each module with a list that grew, the attribute that leads to the list.
+        attributes: for each module with a changed attribute, its name.
     """
 
     def __init__(self, storages: Storages) -> None:
-        self.classes: dict[str, str] = {}  # the class of the changed object, by the number of the module
-        self.lists: dict[str, str] = {}  # the attribute with the list that grew, by the number of the module
-        self.attributes: dict[str, str] = {}  # the attribute with another value, by the number of the module
-        self._lengths: dict[int, dict[int, int]] = {}  # of its lists, by their ids, for each module that runs
-        self._values: dict[int, dict[str, Any]] = {}  # of its attributes, for each module that runs
+        self.classes: dict[str, str] = {}
+        self.lists: dict[str, str] = {}
+        self.attributes: dict[str, str] = {}
+        # for each running module: the length of each of its lists before the call, by the id of the list
+        self._lengths: dict[int, dict[int, int]] = {}
+        # for each running module: the value of each attribute before the call
+        self._values: dict[int, dict[str, Any]] = {}
         self._storages = storages
         self._examined: dict[int, int] = {}
 
     def may_change(self, module: int) -> bool:
-        """Return True if the call of a module that ends now is to be examined: it builds a graph for the first time."""
+        """Return True if a call of this module must be examined: it is one of the first calls that build a graph."""
         return (
             self._examined.get(module, 0) < _EXAMINED_CALLS
             and torch.is_grad_enabled()
@@ -110,14 +122,21 @@ class ChangedArguments:
         )
 
     def note_state(self, module: int, called: nn.Module) -> None:
-        """Note how long the lists of a module are before its call, and the values of its attributes."""
+        """Note the lengths of a module's lists and the values of its attributes before its call."""
         self._lengths[module] = {id(each): len(each) for _, each in _own_lists(called)}
         self._values[module] = self._values_of(called)
 
     def examine(self, module: int, called: nn.Module, arguments: tuple[Any, ...], born_before: int) -> None:
-        """Search the arguments and the lists of a module for storages whose number is `born_before` or higher.
+        """Find the changes that a call of a module made to its arguments, lists and attributes.
 
-        The last examined call decides about the lists and attributes: the first one may set them for good.
+        An argument or a list has changed if it leads to a storage that the call made. The result of the last examined
+        call replaces earlier results for lists and attributes, because the first call may only set them up.
+
+        Args:
+            module: number of the module.
+            called: the module.
+            arguments: the arguments of the call.
+            born_before: how many storages had been seen before the call. Storages from this number on are new.
         """
         self._examined[module] = self._examined.get(module, 0) + 1
         lengths, values = self._lengths.pop(module, {}), self._values.pop(module, {})
@@ -140,8 +159,9 @@ class ChangedArguments:
     def _values_of(self, module: nn.Module) -> dict[str, Any]:
         """Return the plain numbers in a module's attributes, and the number of each parameter's and buffer's storage.
 
-        No code of the program runs: a subclass of `int` may compare in its own way. Modules of torch, such as
-        DistributedDataParallel, may be called again: what they note in attributes is about their work, not its result.
+        Subclasses of `int` and `float` are left out, because comparing them may run code of the program. A module of
+        torch, such as DistributedDataParallel, has no values here. Its attributes do not change its result, so its
+        forward can run again.
         """
         home = type_dict(type(module)).get("__module__")
         if type(home) is str and home.partition(".")[0] == "torch":
@@ -154,7 +174,7 @@ class ChangedArguments:
         }
         for table in (PARAMETERS, BUFFERS):
             for name, tensor in table_entries(attributes, table):
-                # FSDP replaces shards by plain tensors, and knows of checkpoints
+                # not FSDP's shards: FSDP replaces them by plain tensors in the call, and supports checkpoints
                 if id(type(tensor)) in _TENSORS:
                     found[name] = self._storages.ledger.watched_number(tensor, False)
         return found
@@ -178,16 +198,16 @@ class ChangedArguments:
 
 
 class Modes:
-    """Note modules that change between training and evaluation after a call with a graph.
+    """Note modules that change between training mode and evaluation mode after a call that built a graph.
 
-    A checkpoint runs the forward of a module again in the mode that the module has in the backward. So the modes are
-    compared at calls that make a graph, and as a backward begins.
+    A checkpoint runs the forward of a module again, in the mode that the module has during the backward. So memwatch
+    compares the modes at calls that build a graph and at the beginning of a backward.
     """
 
     def __init__(self, op_counter: OpCounter) -> None:
         self.rows = Rows()
         self._op_counter = op_counter
-        self._is_training: dict[int, bool] = {}  # by the number of a module that was called
+        self._is_training: dict[int, bool] = {}  # the last known mode, by the module's number
         self._called: dict[int, weakref.ref[nn.Module]] = {}
 
     def called(self, module: nn.Module, number: int) -> None:
@@ -217,11 +237,11 @@ class Modes:
 
 
 def _own_lists(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the lists that a module has in its own attributes, each with the attribute that leads to it."""
+    """Yield the lists that a module's own attributes lead to. Each comes with the name of the attribute."""
     seen: set[int] = set()
     for name, value in list((instance_dict(module) or {}).items()):
         waiting = [value] if name not in _OF_EVERY_MODULE else []
-        left = _MOST_OBJECTS  # numbers and texts count too: a module may have a list of a million words
+        left = _MOST_OBJECTS  # this counts numbers and texts too: a list may have a million words
         while waiting and left:
             left -= 1
             each = waiting.pop()
@@ -234,7 +254,14 @@ def _own_lists(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _observed(beneath: Callable[..., Any], block: object) -> Any:
-    """Return the function that every module call of one block runs through. Another tool may keep it longer."""
+    """Return the function that replaces torch's function for a module call.
+
+    Another tool may still call it after the block. Then it only calls `beneath`.
+
+    Args:
+        beneath: the function that it replaces.
+        block: an object that belongs to one block only.
+    """
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
@@ -253,7 +280,7 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
             return beneath(self, *args, **kwargs)
         try:
             try:
-                if context.optimizing:
+                if context.optimizing:  # either the step calls a closure, or it raised an error and is over
                     context.forget_failed_steps(sys._getframe(1))
                     depth = len(context.running)
                 context.enter(self, args, kwargs)
@@ -270,13 +297,24 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
 
 
 CALL_CODE: Final[CodeType] = _observed(module_call(), None).__code__
-"""The code of our own frame around a module call, which bounds the call stacks."""
+"""The code of our own frame around a module call. A recorded call stack ends at such a frame."""
 
 
 class Context:
-    """The module and optimizer calls that are running, and the roles of the storages they own.
+    """The running module calls and optimizer steps, and the roles of the storages that these own.
 
-    Attributes that are read for every op are slots, because C++ reads slots without a look-up.
+    Attributes that the recorder reads for every op are slots, because C++ reads slots without a look-up. For these see
+    `memwatch.record.backend.CallContext`.
+
+    Attributes:
+        home: id of the thread that entered the block.
+        calls: rows of the table `calls`.
+        steps: rows of the table `steps`.
+        running: the running module calls and optimizer steps, outermost first. Each entry has `top` and `optimizing`
+            from before the call, the number of the module (-1 for an optimizer step), how many ops had started, and how
+            many storages had been seen.
+        before_forward: called before an outermost module call.
+        block: an object that belongs to this block only.
     """
 
     __slots__ = (
@@ -342,7 +380,7 @@ class Context:
     def start(self) -> None:
         """Begin to see module calls and optimizer steps."""
         _active.insert(0, self)
-        if hasattr(torch.utils, "weakref"):
+        if hasattr(torch.utils, "weakref"):  # so that `swap_tensors` works on tensors that memwatch refers to
             self._patches.put_value(torch.utils, "weakref", REFERENCES_OF_OTHERS)
         self.recomputes.start()
         self.resume()
@@ -370,18 +408,20 @@ class Context:
     def report_torch_runs_to(
         self, on_begin: Callable[[], None] | None = None, on_end: Callable[[], None] | None = None
     ) -> None:
-        """Set the functions to call when torch's own code begins to run alone, and when that ends.
+        """Set the functions to call when a run of torch's own code begins and when it ends.
 
-        It runs alone in a backward and in the step of an optimizer. A checkpointed region that runs again interrupts
-        the run of its backward. Without arguments, stop calling the functions.
+        No code of the program runs meanwhile. Such a run is a backward or the step of an optimizer. If the backward
+        recomputes a checkpointed region, the run ends before the region and a new run begins after it. Without
+        arguments, stop calling the functions.
         """
         self._on_torch_run_begin, self._on_torch_run_end = on_begin, on_end
         self.gradients.on_begin, self.gradients.on_end = on_begin, on_end
         self.recomputes.on_begin, self.recomputes.on_end = on_end, on_begin
 
     def resume(self) -> None:
-        """Resume seeing module calls and optimizer steps."""
-        if module_call() is self._beneath:  # otherwise another tool has replaced it too
+        """See module calls and optimizer steps again."""
+        # otherwise another tool has replaced the function since, and its function calls ours
+        if module_call() is self._beneath:
             set_module_call(self._call_impl)
         self._handles = [
             torch_optimizer.register_optimizer_step_pre_hook(self._step_starts),
@@ -389,9 +429,10 @@ class Context:
         ]
 
     def pause(self) -> None:
-        """Stop seeing module calls and optimizer steps: at the end, or while compiled code runs.
+        """Stop seeing module calls and optimizer steps: at the end of the block, or while compiled code runs.
 
-        dynamo guards on the function that every module call runs through. With ours in place it would compile again.
+        dynamo checks that torch's function for a module call is the same as when it compiled the code. If it finds
+        ours, it compiles the code again.
         """
         if module_call() is self._call_impl:
             set_module_call(self._beneath)
@@ -400,15 +441,15 @@ class Context:
         self._handles.clear()
 
     def sleep(self) -> None:
-        """See only the ends of optimizer steps, because the next step is not recorded."""
-        if current_graph_task_id() == NO_TASK:
+        """Stop seeing module calls, because the schedule skips the next step. Still report ends of optimizer steps."""
+        if current_graph_task_id() == NO_TASK:  # otherwise a hook of a running backward ended the step
             self.backward_ended()
         self.is_asleep = True
         if module_call() is self._call_impl:
             set_module_call(self._beneath)
 
     def wake(self) -> None:
-        """See module calls and optimizer steps again, and note the new tensors of modules and optimizers."""
+        """See module calls and optimizer steps again, and note the roles that have changed meanwhile."""
         self.is_asleep = False
         if module_call() is self._beneath:
             set_module_call(self._call_impl)
@@ -419,12 +460,12 @@ class Context:
             self.role_ends.look(sys._getframe(1))
 
     def place(self) -> tuple[int, int]:
-        """Return the running module and the running call stack."""
+        """Return the number of the running module and the number of the running call stack."""
         module, outer = self.top
         return module, self._capture_stack(outer, NONE)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a module call starts."""
+        """Note that a module call begins."""
         known = self._known.get(id(module))
         if known is not None and known[0]() is module:
             number = known[1]
@@ -435,7 +476,7 @@ class Context:
                 self.before_forward()
             if self._on_root_call is not None:
                 self._on_root_call(module)
-            # in backward, a hook or a recomputation calls modules: their arguments are not inputs of the program
+            # In a backward, a hook or a recomputation makes the call. Its arguments are not inputs of the program.
             if current_graph_task_id() == NO_TASK:
                 self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._capture_stack(self.top[1], NONE, 3)
@@ -448,7 +489,10 @@ class Context:
                 self.changed_arguments.note_state(number, module)
 
     def leave(self, depth: int, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that the module call at `depth` ended, together with deeper calls that an exception left open."""
+        """Note that the module call at index `depth` of `running` has ended.
+
+        Deeper entries are calls that ended in an exception. Remove them too.
+        """
         try:
             if len(self.running) <= depth:
                 return
@@ -474,7 +518,7 @@ class Context:
         self.forget_failed_steps(caller.f_back)
         with self._harmless:
             stepped = self.owners.learn_parameters(optimizer, caller.f_back)
-            if current_graph_task_id() == NO_TASK:  # otherwise a hook of a backward runs this step
+            if current_graph_task_id() == NO_TASK:  # otherwise a hook of a running backward calls this step
                 self.backward_ended()
             self.gradients.note_of(stepped)
         self._born_before_step = self._storages.count
@@ -505,14 +549,18 @@ class Context:
                 self.steps += StepsRow(op=start_op, time_ticks=ticks(), name=name, end_op=self._op_counter[0])
                 break
         with self._harmless:
-            self._storages.record_deaths()  # the step's own temporaries
+            self._storages.record_deaths()  # first, so that temporaries of the step do not count as new state
             if self._storages.any_born_since(self._born_before_step):
                 self.owners.learn_state(optimizer)
             if self._on_step_end is not None:
                 self._on_step_end(optimizer)
 
     def forget_failed_steps(self, frame: FrameType | None) -> None:
-        """Drop optimizer steps that raised, because torch calls no hook at their end."""
+        """Remove optimizer steps that ended in an exception, because torch then calls no hook.
+
+        Args:
+            frame: the innermost call of the program. Steps that are still running are among its callers.
+        """
         begun = [place for place, call in enumerate(self.running) if call[2] == NONE]
         while begun and frame is not None:
             if frame.f_code is self._step_code:
@@ -528,7 +576,7 @@ class Context:
         return self.graph_task != NO_TASK
 
     def look_at_gradients(self) -> None:
-        """Note all gradients that exist, at the beginning and the end of the block."""
+        """Note all present gradients, at the beginning and at the end of the block."""
         with self._harmless:
             self.gradients.note_all()
         self.backward_ended()
@@ -540,7 +588,10 @@ class Context:
         self.gradients.backward_begins()
 
     def backward_ended(self) -> None:
-        """Note the gradients of a backward that raised, and watch the storages it left through their Python objects."""
+        """Note that a backward has ended, and note its gradients if it raised an error.
+
+        From now on, watch the storages that it made through their own Python objects.
+        """
         self.graph_task = NO_TASK
         with self._harmless:
             self.gradients.note_reached()
@@ -548,10 +599,10 @@ class Context:
                 self._storages.rewatch()
 
     def look_again(self, failed: FrameType | None = None) -> None:
-        """At the end of the block, search for modules never called, for gradients, and for new and ended roles.
+        """At the end of the block, search for modules that were never called, for gradients and for changed roles.
 
         Args:
-            failed: the innermost call of the program that an exception ended.
+            failed: the innermost frame of the error that ended the block, if any.
         """
         self.owners.look_again(failed)
         self.look_at_gradients()
@@ -568,25 +619,26 @@ class Context:
 
 
 def scan_existing(storages: Storages, context: Context) -> None:
-    """Number every storage that Python can see. Name every root module and every state of an optimizer."""
+    """Number each storage of a tensor that Python's gc finds. Name the modules and the states of optimizers."""
     tensors, modules, optimizers = _instances_of(gc.get_objects(), (Tensor, nn.Module, Optimizer))
-    # reading the device of a fake tensor must not call the program's modes either
+    # Reading a tensor, such as the device of a fake one, must not call functions and modes of the program.
     with disable_torch_function(), disable_torch_dispatch():
         for tensor in tensors:
             _number(storages, tensor)
+    # leave out modules whose construction has not reached `nn.Module.__init__`
     context.owners.learn_modules(
         (module for module in modules if PARAMETERS in module_dict(module)), sys._getframe()
     )
     for optimizer in optimizers:
         if is_whole(optimizer):
-            with suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
+            with suppress(AttributeError, KeyError, TypeError):  # its construction may not have finished
                 context.owners.learn_parameters(optimizer)
             context.owners.learn_state(optimizer)
     context.look_at_gradients()
 
 
 def _instances_of(objects: Sequence[Any], bases: Sequence[type]) -> list[list[Any]]:
-    """Return the objects of each base class. An object of several bases appears under the first one only."""
+    """Return a list of objects for each base class. An object of several bases is in the first list only."""
     classes = Classes(objects)
     of_base: dict[type, list[int]] = {base: [] for base in bases}
     for number, cls in classes.by_id.items():
@@ -602,4 +654,4 @@ def _number(storages: Storages, tensor: Tensor) -> None:
             storages.number_of(part, NONE, BASELINE)
     except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
         pass_on(error)
-        return  # a half-made or foreign wrapper: it gets its number when an op uses it
+        return  # a wrapper that cannot be read yet gets its number when an op uses it
