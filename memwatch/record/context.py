@@ -420,7 +420,7 @@ class Context:
 
     def resume(self) -> None:
         """See module calls and optimizer steps again."""
-        # otherwise another tool has replaced the function since, and its function calls ours
+        # otherwise another tool has replaced the function since, and its function may call ours
         if module_call() is self._beneath:
             set_module_call(self._call_impl)
         self._handles = [

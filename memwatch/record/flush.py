@@ -1,7 +1,7 @@
-"""Take the rows of all tables and write them, and decide when to do so.
+"""Flush: take the rows of all tables and write them. Decide when to do so.
 
-A flush has a fixed price, however few rows it writes. So it waits for a number of ops or a time since the last flush.
-A thread of its own flushes when the program's threads run no ops.
+Each flush takes a certain time, even if it writes few rows. So memwatch flushes only after many ops, or a long time
+after the last flush. A timer's thread flushes too, because the program may run no ops for a long time.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class TakenRows:
-    """The rows of one flush, by table. If memory is too short to write them, they wait for the next flush.
+    """The rows of one flush, by table. If memory is too short to write them, they stay here until the next flush.
 
     Args:
-        clock: converts their ticks to nanoseconds.
+        clock: converts the ticks in the rows to nanoseconds.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -48,11 +48,11 @@ class TakenRows:
         self._in_ns: dict[str, Any] = {}
 
     def __bool__(self) -> bool:
-        """Return True if there are rows that are not written."""
+        """Return True if some rows are still to be written."""
         return bool(self._taken or self._in_ns)
 
     def take(self, tables: Mapping[str, Table], new_stacks: Callable[[], list[int]]) -> None:
-        """Take the rows of all tables in their order, and then the new call stacks."""
+        """Take the rows of each table in the given order, and then the new call stacks."""
         self._taken = dict.fromkeys(tables, ())
         self._in_ns = {**self._taken, "stacks": []}
         for name, table in tables.items():
@@ -60,11 +60,12 @@ class TakenRows:
         self._in_ns["stacks"] = new_stacks()
 
     def write(self, write: Callable[[dict[str, Any]], None]) -> None:
-        """Call a function with the rows, with times in nanoseconds. If it raises, the rows stay."""
+        """Call `write` with the rows. Their times are nanoseconds. If it raises an error, keep the rows."""
         while self._taken:
             name, rows = next(iter(self._taken.items()))
+            # the times of windows are nanoseconds already
             self._in_ns[name] = rows if name == "windows" else self._clock.rows_in_ns(name, rows)
-            del self._taken[name]  # a second conversion would be wrong
+            del self._taken[name]  # so that a second attempt does not convert these rows again
         write(dict(self._in_ns))
         self._in_ns = {}
 
@@ -80,9 +81,10 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
     holders: HolderSampler | None,
     arguments: ArgumentRecorder | None,
 ) -> dict[str, Table]:
-    """Return the tables in the order of taking their rows.
+    """Return the tables. A flush takes their rows in this order.
 
-    The program keeps running meanwhile. So a table comes before the tables that its rows refer to.
+    The program may append rows during a flush. A row may refer to a row of another table, which must be in the same
+    flush or an earlier one. So each table comes before the tables that its rows refer to.
     """
     tables: dict[str, Table] = {
         "unpacks": packer.unpacks,
@@ -114,11 +116,11 @@ _FEWEST_OPS: Final = 1_000
 
 
 class LastFlush:
-    """The time of the last write, in ops and in seconds.
+    """The number of ops and the time at the last flush.
 
     Args:
-        op_counter: the ops that have started.
-        clock: the clock of the block.
+        op_counter: how many ops have started.
+        clock: converts ticks to nanoseconds.
     """
 
     def __init__(self, op_counter: OpCounter, clock: Clock) -> None:
@@ -127,16 +129,16 @@ class LastFlush:
         self.is_now()
 
     def is_now(self) -> None:
-        """Note that rows are written."""
+        """Note that rows are flushed now."""
         self._op = self._op_counter[0]
         self._ticks = ticks()
 
     def is_within(self, seconds: float) -> bool:
-        """Return whether the last write is less than `seconds` ago."""
+        """Return whether the last flush was less than `seconds` ago."""
         return bool(self._clock.duration_ns(ticks() - self._ticks) < seconds * 1e9)
 
     def is_long_ago(self, seconds: float) -> bool:
-        """Return whether the last write is at least a thousand ops or `seconds` ago."""
+        """Return whether the last flush was at least `_FEWEST_OPS` ops or `seconds` ago."""
         waiting_ns = self._clock.duration_ns(ticks() - self._ticks)
         return self._op_counter[0] - self._op >= _FEWEST_OPS or waiting_ns >= seconds * 1e9
 
@@ -156,14 +158,14 @@ WINDOW_OPS: Final = 20_000
 
 
 class FlushPace:
-    """Start a flush when it is worth its price, and end the allocator's window before it.
+    """Decide when to flush. Before each flush, end the allocator's window if possible.
 
     Args:
         op_counter: how many ops have started.
-        clock: turns ticks into nanoseconds.
-        allocator: the channel whose window ends; None without the allocator's events.
-        flush: takes the rows.
-        to_file: whether they go to a file.
+        clock: converts ticks to nanoseconds.
+        allocator: the channel of the allocator's events, if they are recorded.
+        flush: takes the rows and writes them.
+        to_file: whether the rows go to a file.
     """
 
     def __init__(
@@ -185,37 +187,40 @@ class FlushPace:
         self._flush_at: Callable[[int, int], None] = lambda op, at_ticks: None
 
     def start(self, flush_at: Callable[[int, int], None]) -> None:
-        """Begin. `flush_at` sets the op or the time after which the recorder calls `due`."""
+        """Begin. `flush_at` sets the number of an op and a time in ticks; the recorder calls `due` after either."""
         self._flush_at = flush_at
         self._schedule(FLUSH_OPS)
 
     def due(self) -> None:
-        """Flush after `FLUSH_OPS` ops; to a file, also once the last flush is long ago. Else only check the memory."""
+        """Flush if `FLUSH_OPS` ops have run since the last flush. Otherwise only check the free memory.
+
+        If the rows go to a file, `_FEWEST_OPS` ops or `MOST_WAIT_S` seconds are enough for a flush.
+        """
         is_late = self._to_file and self._last_flush.is_long_ago(MOST_WAIT_S)
         if self._op_counter[0] < self._due_op and not is_late:
             if self._allocator is not None:
                 self._allocator.check_memory()
-            self._look_again()
+            self._set_next_call()
             return
         with uninterrupted():
             self._flush_window()
 
     def by_timer(self) -> None:
-        """Flush from the timer's thread. To a file, flush only if the program's threads have not done so lately."""
+        """Flush in the timer's thread. To a file, do so only if the last flush was long enough ago."""
         written = self._last_write
         if self._to_file and (written.is_within(FLUSH_S) or not written.is_long_ago(MOST_WAIT_S)):
             return
         self.from_elsewhere()
 
     def from_elsewhere(self) -> None:
-        """Flush in the current thread, which may be another one than the block's."""
+        """Flush in the current thread, which may be any thread."""
         with uninterrupted():
             if self._allocator is not None:
                 self._allocator.cut_from_elsewhere()
-            self._flush()  # an error here comes again at the next flush in the program's thread
+            self._flush()  # the timer drops an error, but the next flush in the block's thread raises it again
 
     def flush_now(self) -> None:
-        """End the window and flush, because a step has ended."""
+        """End the window and flush at once, without waiting for more ops."""
         with uninterrupted():
             if self._allocator is not None:
                 self._allocator.cut()
@@ -230,9 +235,9 @@ class FlushPace:
     def _schedule(self, in_ops: int) -> None:
         self._last_flush.is_now()
         self._due_op = self._op_counter[0] + in_ops
-        self._look_again()
+        self._set_next_call()
 
-    def _look_again(self) -> None:
+    def _set_next_call(self) -> None:
         in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
         allocator = self._allocator
         checks = allocator is not None and allocator.running and not allocator.has_log_per_thread
@@ -246,6 +251,7 @@ class FlushPace:
         ended = due and allocator is not None and allocator.cut()
         if ended:
             self._window_start = op
+        # In a backward, kineto's window may not end. Then try again soon, and flush without it after `FLUSH_OPS` ops.
         if ended or current_graph_task_id() == NO_TASK or op - self._flushed >= FLUSH_OPS:
             self._flushed = op
             self._flush()
@@ -257,25 +263,30 @@ _END_WITHIN_S: Final = 1.0
 
 
 class Timer:
-    """Calls a function repeatedly in a thread of its own. Errors of the function are dropped."""
+    """Call a function again and again in a thread of its own, and drop its errors.
+
+    Args:
+        seconds: the time between two calls.
+        act: the function.
+    """
 
     def __init__(self, seconds: float, act: Callable[[], None]) -> None:
         self._act = [act]
         self._done: Final = threading.Event()
-        # a stopped thread may run on for a while, and it must not keep the objects of `act` alive
+        # A stopped thread may run on for a while. It gets a list, which `stop` clears, so that it does not keep `act`.
         target = functools.partial(_repeat, self._done, seconds, self._act)
         self._to_start = [OwnThread(target=target, name="memwatch-flush", daemon=True)]
         self._started: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the thread, unless it was started or stopped before. Any thread may call this."""
-        with suppress(IndexError):
+        with suppress(IndexError):  # another thread has started it
             thread = self._to_start.pop()
             thread.start()
             self._started.append(thread)
 
     def stop(self) -> None:
-        """Stop for good, and release the function. Wait for the thread for a short time."""
+        """Stop for good, and release the function. Wait a short time for a running call."""
         self._to_start.clear()
         self._act.clear()
         self._done.set()
@@ -286,4 +297,4 @@ class Timer:
 def _repeat(done: threading.Event, seconds: float, to_call: list[Callable[[], None]]) -> None:
     while not done.wait(seconds):
         with contextlib.suppress(Exception):
-            to_call[0]()  # no variable holds the function, so that this frame does not keep it alive
+            to_call[0]()  # not in a variable, which would keep the function alive during the next wait

@@ -1,7 +1,7 @@
-"""Record only some steps of a block: when each step ends, which steps are recorded, and which of these are kept.
+"""Record only some steps of a block. Decide when a step ends, which steps to record, and which recorded steps to keep.
 
-A schedule chooses the steps to record. It is any function from the number of a step to a `ProfilerAction`, such as
-`torch.profiler.schedule` returns.
+A schedule chooses the steps to record. It is a function that takes the number of a step and returns a `ProfilerAction`,
+like the functions that `torch.profiler.schedule` returns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Schedule: TypeAlias = Callable[[int], ProfilerAction]
 KEEPS: Final = ("all", "peaks")
-"""Which recorded steps are kept: all, or those that set a new peak or fail."""
+"""The choices of recorded steps to keep: all steps, or only the steps that set a new peak or fail."""
 _WRITE_S: Final = 0.5
 """Seconds between two writes of the live curve. A guess."""
 _MOST_MARKS: Final = 2_000
@@ -50,7 +50,7 @@ _CURVE: Final = "step_curve"
 
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
-    """Record some steps of every cycle; see `memwatch.schedule`."""
+    """A schedule that records some steps of every cycle; see `memwatch.schedule`."""
 
     skip_first: int
     wait: int
@@ -59,7 +59,7 @@ class Cycle:
     repeat: int
 
     def __call__(self, step: int) -> ProfilerAction:
-        """Return the action in a step, counted from 0."""
+        """Return the action of a step. The first step is 0."""
         length = self.wait + self.warmup + self.active
         cycle, place = divmod(step - self.skip_first, length)
         if cycle < 0 or (self.repeat and cycle >= self.repeat) or place < self.wait:
@@ -69,18 +69,18 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Record the first steps, and then every Nth step: `memwatch run --every N --first N`.
+    """A schedule that records the first steps, and then every Nth step: `memwatch run --every N --first M`.
 
     Attributes:
-        every: record the steps whose numbers are multiples of this; 0 for none.
-        first: number of steps that are recorded at the start.
+        every: record the steps whose numbers are multiples of this. 0 records none of them.
+        first: how many steps are recorded at the start.
     """
 
     every: int = 0
     first: int = 0
 
     def __call__(self, step: int) -> ProfilerAction:
-        """Return the action in a step, counted from 0."""
+        """Return the action of a step. The first step is 0."""
         is_due = step < self.first or (self.every and step % self.every == 0)
         return ProfilerAction.RECORD if is_due else ProfilerAction.NONE
 
@@ -88,19 +88,20 @@ class Sampled:
 def schedule(
     *, skip_first: int = 0, wait: int = 0, warmup: int = 0, active: int = 1, repeat: int = 0
 ) -> Schedule:
-    """Return a schedule for `memwatch.profile(schedule=...)`: which steps are recorded.
+    """Return a schedule for `memwatch.profile(schedule=...)`, which chooses the steps to record.
 
-    Every cycle waits, warms up and records. The exact live curve also covers the steps that are not recorded.
+    A cycle consists of steps that wait, steps that warm up and steps that are recorded. The live curve is exact in all
+    of them.
 
     Args:
-        skip_first: steps before the first cycle.
-        wait: steps of each cycle that are not recorded.
-        warmup: steps of each cycle that are observed but not kept, so that the memory they leave behind has names.
-        active: steps of each cycle that are recorded.
-        repeat: number of cycles. 0 repeats to the end.
+        skip_first: how many steps come before the first cycle. They are not recorded.
+        wait: how many steps of each cycle are not recorded.
+        warmup: how many steps of each cycle memwatch observes but does not keep. Memory that outlives them gets a name.
+        active: how many steps of each cycle are recorded.
+        repeat: how many cycles run. 0 repeats them to the end.
 
     Raises:
-        MemwatchError: a count is negative, or nothing would ever be recorded.
+        MemwatchError: a count is negative, or `active` is 0.
     """
     counts = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     for name, count in counts.items():
@@ -112,13 +113,15 @@ def schedule(
 
 
 class Sleeper:
-    """Switch the parts that see ops off and on again, in the block's thread.
+    """Switch the parts of the recorder that see ops off and on again, in the block's thread.
+
+    `sleep` and `wake` are for steps that the schedule skips. `pause` and `resume` are for short times in any step.
 
     Args:
-        storages: the storages that are alive.
+        storages: the table of storages.
         interceptor: passes every op to the handler.
         saved: the hooks on saved tensors.
-        context: the running calls.
+        context: the running module calls.
         handler: runs an op and records it.
     """
 
@@ -142,14 +145,14 @@ class Sleeper:
         self._interceptor.start(self._handler)
 
     def sleep(self) -> None:
-        """Stop seeing ops. The allocator's events go on."""
+        """Stop seeing ops. The allocator's events are still recorded."""
         self._interceptor.stop()
         self._saved.pause()
         self._context.sleep()
         self._storages.is_asleep = self.is_asleep = True
 
     def wake(self) -> None:
-        """See ops again, and number the storages that exist by now."""
+        """See ops again. Number the new storages of modules, gradients and optimizer states."""
         self.is_asleep = False
         self._storages.wake()
         with disable_torch_function():
@@ -157,19 +160,22 @@ class Sleeper:
         self.resume()
 
     def put_back(self) -> None:
-        """Undo the sleep before everything is switched off, because the hooks must find themselves on torch's stack."""
+        """Push the hooks on saved tensors again if they are off, before everything is switched off.
+
+        Otherwise `SavedTensorHooks.stop` would not find them, and would remove hooks of the program.
+        """
         if self.is_asleep:
             self.is_asleep = False
             self._saved.resume()
 
     def pause(self) -> None:
-        """Stop seeing ops for a while, for example while torch.jit traces."""
+        """Stop seeing ops until `resume`, for example while torch.jit traces. Do nothing while asleep."""
         if not self.is_asleep:
             self._interceptor.stop()
             self._saved.pause()
 
     def resume(self) -> None:
-        """See ops again."""
+        """See ops again. Do nothing while asleep."""
         if not self.is_asleep:
             self._saved.resume()
             self._interceptor.start(self._handler)
@@ -179,7 +185,7 @@ class Ended(NamedTuple):
     """A step that has ended.
 
     Attributes:
-        end_ns: the time of its end.
+        end_ns: unix time of its end, in nanoseconds.
         recorded: whether all its ops are in the capture.
     """
 
@@ -188,7 +194,11 @@ class Ended(NamedTuple):
 
 
 class StepCurve:
-    """Make the rows of the table `step_curve`."""
+    """Make the rows of the table `step_curve`.
+
+    Attributes:
+        step: number of the running step.
+    """
 
     def __init__(self) -> None:
         self.step = 0
@@ -197,13 +207,13 @@ class StepCurve:
         self._floor_bytes: dict[int, int] = {}
 
     def begin(self, start_ns: int, live_bytes: Mapping[int, int]) -> None:
-        """Begin the first step with the live bytes of each device."""
+        """Begin the first step. `live_bytes` has the live bytes of each device at its beginning."""
         self._start_ns = start_ns
         self._peak_bytes = dict(live_bytes)
         self._floor_bytes = dict(live_bytes)
 
     def peak_bytes(self, device: int) -> int:
-        """Return the peak of a device in the running step."""
+        """Return the highest live bytes of a device so far in the running step."""
         return self._peak_bytes.get(device, 0)
 
     def add(
@@ -219,7 +229,7 @@ class StepCurve:
             measured: the events since the last call.
             before_bytes: live bytes by device before these events.
             now_bytes: live bytes by device after these events.
-            ended: the steps that have ended since.
+            ended: the steps that have ended since the last call.
         """
         ends_ns = np.array([step.end_ns for step in ended], dtype=np.int64)
         starts_ns = np.append(self._start_ns, ends_ns)[: len(ended)]
@@ -250,12 +260,23 @@ class StepCurve:
     def _of(
         self, measured: MeasuredEvents, device: int, before_bytes: int, ends_ns: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the highest, lowest and last live bytes of each ended step. Note the bytes of the running step."""
+        """Return the highest, lowest and last live bytes of a device in each step that has ended.
+
+        Note the highest and lowest live bytes of the running step for the next call.
+
+        Args:
+            measured: the events since the last call.
+            device: string id of the device.
+            before_bytes: its live bytes before these events.
+            ends_ns: the ends of the steps.
+        """
         here = measured.rows[:, 3] == device
         live, count = measured.live_bytes[here], len(ends_ns)
+        # for each event, the index of its step; the running step has the index `count`
         step = np.searchsorted(ends_ns, measured.rows[here, 0], side="right")
         after = np.append(before_bytes, live)
-        peaks = after[np.searchsorted(step, np.arange(count + 1), side="left")]  # the live bytes at its start
+        # at first the live bytes at the start of each step
+        peaks = after[np.searchsorted(step, np.arange(count + 1), side="left")]
         floors = peaks.copy()
         peaks[0] = max(peaks[0], self._peak_bytes.get(device, before_bytes))
         floors[0] = min(floors[0], self._floor_bytes.get(device, before_bytes))
@@ -266,7 +287,7 @@ class StepCurve:
 
 
 class _Mark(NamedTuple):
-    """The end of a step, and whether all of it was seen."""
+    """The end of a step, and whether the recorder saw all ops of the step."""
 
     at_ticks: int
     recorded: bool
@@ -275,14 +296,26 @@ class _Mark(NamedTuple):
 class Steps:
     """Decide which steps are recorded, and which recorded steps are kept.
 
+    | action of the schedule | keep | rows of the step |
+    | --- | --- | --- |
+    | NONE | any | none: the recorder sees no ops |
+    | WARMUP | any | wait until the step ends, and are then left out, unless the step fails |
+    | RECORD | all | are kept |
+    | RECORD | peaks | wait until the step ends; they are kept if it fails or sets a new peak |
+
+    A step whose rows wait is *held*. The allocator events that the live curve needs are kept for every step.
+
     Args:
-        schedule: the action for each step; None records all steps.
-        sleeper: switches the recorders off and on.
+        schedule: returns the action of each step; None records all steps.
+        sleeper: switches the recorder off and on.
         flush: ends the allocator's window, and passes the new rows to `sift`.
-        storages: the storages that are alive.
+        storages: the table of storages.
         op_counter: how many ops have started.
         clock: converts ticks to nanoseconds.
-        keeps_peaks: whether only recorded steps that set a new peak or fail are kept.
+        keeps_peaks: whether to keep only the recorded steps that set a new peak or fail.
+
+    Attributes:
+        number: number of the running step.
     """
 
     def __init__(  # noqa: PLR0917  # parts of a session, each once
@@ -327,10 +360,11 @@ class Steps:
     # -- the program's thread ---------------------------------------------------------------------------------------
 
     def begin(self, live_bytes: Mapping[int, tuple[int, bool]]) -> None:
-        """Begin the first step. Memory from before the block does not belong to it.
+        """Begin the first step.
 
         Args:
-            live_bytes: by device, the live bytes and whether its allocator reported them.
+            live_bytes: for each device, its live bytes at the beginning of the block, and whether its allocator
+                reported them.
         """
         for device, (nbytes, reports_frees) in live_bytes.items():
             self._events.enter(device, nbytes, reports_frees=reports_frees)
@@ -340,16 +374,16 @@ class Steps:
         self._enter(self._schedule(0))
 
     def mark(self) -> None:
-        """End a step because the program marks it."""
+        """End the running step, because the program called `step()`."""
         is_late = not self._is_marked and self._auto_marks > 0
         self._is_marked = True
         if not is_late:
             self._end_step()
-        elif self._marks:  # the end of the optimizer's step already ended this step
+        elif self._marks:  # an optimizer's step has ended this step before, so only move the end
             self._marks[-1] = self._marks[-1]._replace(at_ticks=ticks())
 
     def optimizer_stepped(self, optimizer: object) -> None:
-        """End a step at the end of the first optimizer's step, if the program marks no steps."""
+        """End the running step if the first optimizer has stepped and the program never called `step()`."""
         if self._paced_by is None:
             self._paced_by = weakref.ref(optimizer)
         if not self._is_marked and self._paced_by() is optimizer and current_graph_task_id() == NO_TASK:
@@ -357,11 +391,11 @@ class Steps:
             self._end_step()
 
     def op_failed(self) -> None:
-        """Keep the running step."""
+        """Note that an op raised an error. The running step is kept because of it."""
         self._failed = True
 
     def end(self, *, failed: bool) -> None:
-        """End the last step at the end of the block. `failed` says that an exception ends it."""
+        """End the last step at the end of the block. `failed` is True if an exception ended the block."""
         self._failed |= failed
         self._has_ended = True
         self._marks.append(_Mark(ticks(), not self._slept))
@@ -406,18 +440,18 @@ class Steps:
     # -- any thread that flushes, one at a time ---------------------------------------------------------------------
 
     def placed(self, notes: list[Note]) -> list[Note]:
-        """Return the notes with the op numbers of the capture."""
+        """Return notes with their op numbers changed to those in the capture."""
         return [dataclasses.replace(note, op=self._rows.op(note.op)) for note in notes]
 
     def hear(self, rows: IntArray) -> None:
-        """Keep allocator events until the next flush."""
+        """Keep rows of the table `allocator` until the next flush."""
         self._held.setdefault(_EVENTS, []).append(rows)
 
     def sift(self, rows: dict[str, Any]) -> dict[str, IntArray]:
-        """Return the rows to write now. Other rows wait or are left out.
+        """Return the rows to write now. Other rows wait for a later call, or are left out.
 
         Args:
-            rows: new rows by table, times in nanoseconds.
+            rows: the new rows by table. Times are nanoseconds.
         """
         rows = {name: as_rows(table, len(RECORDED_BY_NAME[name].names)) for name, table in rows.items()}
         if len(rows.get("windows", ())):
@@ -426,15 +460,16 @@ class Steps:
         for name, table in rows.items():
             if len(table):
                 self._held.setdefault(name, []).append(table)
-        marks = list(self._marks)  # the program runs on meanwhile
+        marks = list(self._marks)  # a copy, because the program may append to it meanwhile
         ends_ns = [self._clock.to_ns(mark.at_ticks) for mark in marks]
+        # only steps that ended inside the known windows: all their allocator events are here
         count = len(ends_ns) if is_last else sum(end_ns <= until_ns for end_ns in ends_ns)
         if not self._is_held or count or is_last:
             ended = marks[:count]
             del self._marks[:count]
-            told = [Ended(end_ns, mark.recorded) for end_ns, mark in zip(ends_ns, ended, strict=False)]
+            ended_steps = [Ended(end_ns, mark.recorded) for end_ns, mark in zip(ends_ns, ended, strict=False)]
             held, self._held = {name: np.concatenate(tables) for name, tables in self._held.items()}, {}
-            for name, table in self._sifted(held, told, until_ns, is_last=is_last).items():
+            for name, table in self._sifted(held, ended_steps, until_ns, is_last=is_last).items():
                 self._unwritten.setdefault(name, []).append(table)
         waited_ns = self._clock.duration_ns(ticks() - self._last_write)
         if (
@@ -451,6 +486,14 @@ class Steps:
     def _sifted(
         self, rows: dict[str, IntArray], ended: list[Ended], until_ns: int, *, is_last: bool
     ) -> dict[str, IntArray]:
+        """Return the rows of the capture for new rows: the kept ones, their allocator events, and the live curve.
+
+        Args:
+            rows: the rows since the last call, by table.
+            ended: the steps that have ended since the last call.
+            until_ns: end of the last window of allocator events, in unix nanoseconds.
+            is_last: whether the recording ends.
+        """
         before_bytes = dict(self._events.live_bytes)
         measured = self._events.measure(self._with_deaths(rows))
         peaks = {device: self._curve.peak_bytes(device) for device in self._events.live_bytes}
@@ -480,7 +523,7 @@ class Steps:
         return {**kept, _EVENTS: events, _CURVE: curve}
 
     def _alive(self, rows: Mapping[str, IntArray]) -> list[int]:
-        """Return the living storages, from the oldest storage whose row is here or waits."""
+        """Return the numbers of the living storages, from the first storage whose birth is in `rows` or waits."""
         births, first = rows.get("births"), self._rows.first_waiting
         firsts = [] if first is None else [first]
         if births is not None and len(births):
@@ -488,7 +531,11 @@ class Steps:
         return [watched.number for watched in self._storages.newest(min(firsts))] if firsts else []
 
     def _stays(self, peaks: Mapping[int, int]) -> bool:
-        """Return True if a held step is kept, because it failed or set a new peak."""
+        """Return True if a held step is kept. It is kept if it failed or set a new peak, see the class.
+
+        Args:
+            peaks: its highest live bytes by device.
+        """
         if self._failed:
             return True
         if self._is_warmup:
@@ -503,11 +550,16 @@ class Steps:
         return is_new
 
     def _with_deaths(self, rows: dict[str, IntArray]) -> IntArray:
-        """Return the allocator's rows and the deaths of older storages that it does not report, in order of time."""
+        """Return the allocator's events in the order of time. Remove them from `rows`.
+
+        The allocator of some devices does not report a free of memory from before the block. There, the death of such a
+        storage is added as an event at address 0.
+        """
         events = rows.pop(_EVENTS, np.zeros((0, 7), dtype=np.int64))
         births, deaths = rows.get("births"), rows.get("deaths")
         if births is not None and not len(self._entry) and self._entry_count:
             entry = births[: self._entry_count]
+            # device and bytes of each storage from before the block; a storage at address 0 has no memory
             self._entry = np.column_stack([entry[:, 5], np.where(entry[:, 3] != 0, entry[:, 4], 0)])
         if deaths is None:
             return events
@@ -525,7 +577,7 @@ class Steps:
 
 
 def _with_joined_windows(rows: dict[str, IntArray]) -> dict[str, IntArray]:
-    """Join windows that follow each other without a gap, because many steps make many windows."""
+    """Join windows without a gap between them, because many steps make many windows. Adjust the events' windows."""
     windows = rows.get("windows")
     if windows is None or not len(windows):
         return rows
@@ -542,12 +594,14 @@ def _with_joined_windows(rows: dict[str, IntArray]) -> dict[str, IntArray]:
 def entry_bytes(
     storages: Storages, reported_bytes: Mapping[str, int], number_of: Callable[[str], int]
 ) -> Any:
-    """Return the live bytes of each device at the beginning of the block, from its allocator if it reports them.
+    """Return the live bytes of each device at the beginning of the block, and whether its allocator reported them.
+
+    If the allocator reports no bytes, count the bytes of the storages on the device.
 
     Args:
         storages: the table of storages.
-        reported_bytes: live bytes that allocators report, by name of the device.
-        number_of: returns the string id of a name.
+        reported_bytes: the live bytes that allocators report, by the name of the device.
+        number_of: returns the string id of the name.
     """
     found = {device: (storages.ledger.account(device).live_bytes, False) for device in storages.devices}
     return found | {number_of(name): (nbytes, True) for name, nbytes in reported_bytes.items()}
