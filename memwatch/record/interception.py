@@ -1,11 +1,11 @@
 """See every op below autograd, through a dispatch key of torch or through a dispatch mode.
 
-`KeyInterceptor` uses a functionality key below autograd that torch 2.13 does not use (`Fake`). While a thread includes
-the key, torch calls the key's kernel for every op, and the program does not notice the kernel. Ops that make no bytes
-skip the key, except views that make an autograd node.
+`KeyInterceptor` uses the dispatch key `Fake`, which lies below autograd. torch 2.13 does not use it. While a thread
+includes the key, torch calls the key's kernel for every op, and the program does not notice the kernel. Ops that
+allocate nothing skip the key, except some views that make an autograd node (`VIEWS`).
 
-`ModeInterceptor` works everywhere, but it has side effects. While any mode is on, ATen uses
-out-of-place backward formulas, and dynamo gives up on compiled functions unless the mode allows them.
+`ModeInterceptor` works without a free key, but it has side effects. While any mode is on, ATen uses out-of-place
+formulas in backward. dynamo runs compiled functions under a mode only if the mode allows it.
 
 Both call a handler for each op. They pass its `OpKind`: facts that a recorder needs about an overload, computed once.
 `passes` tests whether the key works in this process.
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 
 READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
 UNSEEN: Final = frozenset({"detach", "alias"})
-"""Ops that make no bytes and must skip the recorder. `nn.Parameter` takes the result of `detach` only if it has no
+"""Ops that allocate nothing and must skip the recorder. `nn.Parameter` takes the result of `detach` only if it has no
 Python object yet, and a kernel in Python would make one."""
 LIFT: Final = "lift_fresh"
 """The op through which torch passes tensors that it made from Python's data or around another library's memory.
 
-It makes no bytes and has no row in `ops`. The tensor was allocated without an op, and here memwatch first sees it.
+It allocates nothing and has no row in `ops`. The tensor was allocated without an op, and here memwatch first sees it.
 """
 VIEWS: Final = frozenset(
     {
@@ -113,7 +113,7 @@ class OpKind:
         accesses: read or write, for each argument by position.
         write_names: names of the arguments that are written.
         resizes: whether the op may change the storage size of an argument.
-        is_view: whether it is one of `VIEWS`, which make no bytes.
+        is_view: whether it is one of `VIEWS`, which allocate nothing.
         is_lift: whether it is `LIFT`.
         has_no_row: whether it has no row in `ops`, because it is one of `VIEWS` or `LIFT`.
     """
@@ -328,7 +328,7 @@ class Kernels(Protocol):
     """A backend's kernels on the free dispatch key."""
 
     def put(self) -> None:
-        """Register them for every op that makes bytes. Other ops skip the key."""
+        """Register the kernels for every op that allocates. Other ops skip the key."""
 
     def take_off(self) -> None:
         """Remove them."""
@@ -422,13 +422,17 @@ class KeyInterceptor:
 
 
 def put_kernels(kernel_of: KernelOf | None) -> Libraries:
-    """Register a kernel for every overload that makes bytes, and for some views. Other overloads skip the key.
+    """Register the kernels on the key, and return the libraries that hold them.
 
-    Each overload has a kernel of its own, because one fallback for all would fail under FakeTensorMode. This mode
-    switches itself off while it runs an op. Then torch looks up a Python kernel by its overload, and ignores fallbacks.
+    - An overload that allocates, or that is `LIFT` or one of `VIEWS`, gets its kernel from `kernel_of`.
+    - Any other overload gets a kernel that skips the key.
+
+    In Python, one fallback kernel for all overloads would fail under FakeTensorMode. This mode switches itself off
+    while it runs an op. Then torch looks up a Python kernel by its overload, and ignores fallbacks.
 
     Args:
-        kernel_of: None if one C++ kernel serves every overload that makes bytes, as in the native recorder.
+        kernel_of: returns the kernel of an overload. None if one C++ kernel serves all of these overloads, as in the
+            native recorder.
     """
     libraries: Libraries = {}
     for space, name, overload in _overloads(_names_that_may_skip() if kernel_of is None else op_names()):
