@@ -1,6 +1,6 @@
 """One recording: connect its parts, switch them on and off, flush their rows, and leave torch as it was.
 
-`Session` records everything, `allocator_only` the allocator's events of one call.
+`Session` records a block. `allocator_only` records only the allocator's events, of one call.
 """
 
 from __future__ import annotations
@@ -75,7 +75,12 @@ _LOST_ROWS: Final = (
 
 
 class Session:
-    """Everything that is switched on between the start and the end of a block."""
+    """The recording of one block: the parts that see its ops and memory, and the tables that they fill.
+
+    Attributes:
+        op_counter: how many ops have started.
+        ended_by: the class of the exception that ended the block; empty if it had none.
+    """
 
     def __init__(self, options: Options) -> None:
         if _running:
@@ -108,8 +113,8 @@ class Session:
         self._process = ProcessSampler(notes.note)
         self._holders: HolderSampler | None = None
         self._want_holders = options.holders
-        hears = options.allocator and not choice.is_estimate
-        events = choice.backend.allocator_events(block) if hears else None
+        wants_events = options.allocator and not choice.is_estimate
+        events = choice.backend.allocator_events(block) if wants_events else None
         self._allocator = None if events is None else AllocatorChannel(events, counter, notes.note)
         flush = weakref.WeakMethod(self._flush)
         self._pace = FlushPace(counter, self._clock, self._allocator, flush, to_file=options.path is not None)
@@ -118,7 +123,7 @@ class Session:
         self._flushing = threading.Lock()
         self._events = WaitingEvents()
         self._undo: list[Callable[[], None]] = []
-        self.ended_by = ""  # the class of the exception that ends the block
+        self.ended_by = ""
         self._written_strings, self._pid = 0, os.getpid()
         self._taken = TakenRows(self._clock)
         run = (self.arguments or self.ops).run
@@ -138,7 +143,7 @@ class Session:
         return Steps(options.schedule, *parts, keeps_peaks=options.keep == "peaks")
 
     def start(self) -> None:
-        """Switch everything on. On any failure, switch off the parts that are on."""
+        """Switch all parts on. If one of them fails, switch off the parts that are on, and raise its error."""
         with _entering:
             if _running:
                 raise MemwatchError("a memwatch.profile() block is open in another thread; wait for its end")
@@ -174,23 +179,24 @@ class Session:
             if self._want_holders:
                 parts = (self.storages, self._packer, self.context, self.strings, self.op_counter)
                 highs = dict if self._allocator is None else self._allocator.highs
-                sampled = self._process.read_parts  # a new peak is where the process is of interest
+                sampled = self._process.read_parts  # read the memory of the process at each new peak
                 self._holders = HolderSampler(*parts, highs=highs, sampled=sampled)
                 self._switch_on(self._holders.start, self._holders.stop)
             if self._holders is not None or self._steps is not None:
-                tell = self.context.report_iterations_to
+                report_to = self.context.report_iterations_to
                 root_called = None if self._holders is None else self._holders.root_called
-                self._switch_on(functools.partial(tell, self._optimizer_stepped, root_called), tell)
+                self._switch_on(functools.partial(report_to, self._optimizer_stepped, root_called), report_to)
             if self._holders is not None:
-                tell_runs, holders = self.context.report_torch_runs_to, self._holders
+                report_runs_to, holders = self.context.report_torch_runs_to, self._holders
                 begins, ends = holders.torch_run_begins, holders.torch_run_ends
-                self._switch_on(functools.partial(tell_runs, begins, ends), tell_runs)
+                self._switch_on(functools.partial(report_runs_to, begins, ends), report_runs_to)
             self._switch_on(self._compiled.start, self._compiled.stop)
             self._switch_on(self._sleeper.start, self.interceptor.stop)
             tracing = JitTracing(self._pause_for_trace, self._sleeper.resume)
             self._switch_on(tracing.start, tracing.stop)
-            with contextlib.suppress(MemoryError):  # a later flush writes the rows
-                self._flush()  # write the rows of the living storages now, so that the first steps do not pay for it
+            # Write the rows of the storages that exist now. Otherwise a flush in the first steps would take longer.
+            with contextlib.suppress(MemoryError):  # then a later flush writes the rows
+                self._flush()
             if self._steps is not None:
                 self._steps.begin(entry_bytes(self.storages, self._accelerators.entry_bytes, self.strings))
         except BaseException:
@@ -198,10 +204,10 @@ class Session:
             raise
 
     def abandon(self) -> None:
-        """Switch everything off and drop all rows, because the block could not be entered."""
+        """Switch all parts off and drop all rows, because the block could not be entered."""
         self._switch_off()
         self._timer.stop()
-        self._let_go()
+        self._close_parts()
         if self._writer is not None:
             self._writer.discard()
 
@@ -213,18 +219,18 @@ class Session:
         if self in _running:
             _running.remove(self)
         self._sleeper.put_back()
-        with contextlib.ExitStack() as undo:  # each of them, also after one that fails
+        with contextlib.ExitStack() as undo:  # in reverse order; a failure does not prevent the others
             for stop in self._undo:
                 undo.callback(stop)
             self._undo = []
 
-    def _let_go(self) -> None:
+    def _close_parts(self) -> None:
         self._packer.close()
         self.storages.close()
         self.ops.close()
 
     def check_place(self) -> None:
-        """Raise a `MemwatchError` if this is not the thread and process that entered the block."""
+        """Raise a `MemwatchError` unless this is the thread and the process that entered the block."""
         if self._pid != os.getpid():
             raise MemwatchError(
                 "the block was entered before a fork; leave it in the process that entered it"
@@ -236,17 +242,17 @@ class Session:
             )
 
     def note(self, kind: str, text: str) -> None:
-        """Keep a sentence for the report."""
+        """Add a note to the report."""
         self._notes.note(kind, text)
 
     def stop(self, error: BaseException | None = None) -> Recording:
-        """Switch everything off and return the recording.
+        """Switch all parts off and return the recording.
 
         Args:
-            error: the exception that ends the block. Then its last step is kept.
+            error: the exception that ended the block, if any. The last step is then kept.
         """
-        with contextlib.ExitStack() as ends:  # each of them, also after one that fails
-            ends.callback(self._let_go)
+        with contextlib.ExitStack() as ends:  # in reverse order; a failure does not prevent the others
+            ends.callback(self._close_parts)
             if self.arguments is not None:
                 ends.callback(self.arguments.finish)
             ends.callback(self._timer.stop)
@@ -275,9 +281,10 @@ class Session:
         return self._recording
 
     def take_replay_inputs(self) -> ReplayInputs | None:
-        """Return the data that a replay starts from, after `stop`. Only the caller then holds the program's tensors.
+        """Return the data that a replay starts from, and forget it. Call this after `stop`.
 
-        The parts of a session refer to each other, so gc frees them long after the profile.
+        The data holds tensors of the program. The parts of a session refer to each other, so gc may free the session
+        long after the profile. It must not keep these tensors alive until then.
         """
         if self.arguments is None:
             return None
@@ -288,7 +295,7 @@ class Session:
         """Mark the start of a new iteration."""
         if not self._sleeper.is_asleep:
             self.context.steps += (self.op_counter[0], ticks(), self.strings("step"), self.op_counter[0])
-            if self._steps is None:  # otherwise there may be many steps, and the timer takes the samples
+            if self._steps is None:  # otherwise only the timer takes samples, because there may be many steps
                 self._process.sample()
             if self._holders is not None:
                 self._holders.iteration_marked()
@@ -302,13 +309,13 @@ class Session:
             self._steps.optimizer_stepped(optimizer)
 
     def could_not_record(self, what: str, error: Exception) -> None:
-        """Note that something could not be recorded."""
+        """Note that `what` could not be recorded because of an error."""
         if isinstance(error, MemoryError) and self._allocator is not None:
             self._allocator.memory_ran_out()
         self._notes.could_not_record(what, error)
 
     def op_failed(self) -> None:
-        """Note the memory of the devices, and that the running step must be kept."""
+        """Note the memory of the devices at an op that raised an error. Keep the running step."""
         if self._allocator is not None:
             self._allocator.memory_ran_out()
         self._accelerators.op_failed()
@@ -316,12 +323,12 @@ class Session:
             self._steps.op_failed()
 
     def flush_due(self) -> None:
-        """Write the rows that are due. Without memory they wait."""
+        """Write the rows if a flush is due. If memory is too short, they wait for the next flush."""
         with contextlib.suppress(MemoryError):
             self._pace.due()
 
     def _compiled_starts(self) -> bool:
-        """Switch off for compiled code in the block's thread. Return whether this was necessary."""
+        """Stop seeing ops and module calls, because compiled code runs here. Return whether they were seen."""
         here = self.context.is_its_thread and not self._sleeper.is_asleep and self.interceptor.pause()
         if here:
             self.context.pause()
@@ -332,18 +339,22 @@ class Session:
         self.interceptor.resume()
 
     def _pause_for_trace(self) -> None:
-        """Record nothing while torch.jit traces, because the tracer would record our ops too."""
+        """Stop seeing ops while torch.jit traces, because the tracer would also record the ops that memwatch runs."""
         self._notes.note("traced", "torch.jit traced a function: only the allocator saw what that used")
         self._sleeper.pause()
 
     def backward_begins(self) -> bool:
-        """Return True if storages must be watched from birth in backward too, for lack of allocator events."""
+        """Return True to watch the new storages of a backward through their Python objects.
+
+        These objects make autograd add gradients out of place. memwatch does without them only if the allocator's
+        events show the frees. Under a dispatch mode or for a replay, autograd does so anyway.
+        """
         self.context.backward_begins()
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 
     def leaves_reached(self, leaves: Iterable[Tensor]) -> None:
-        """Note leaves that may get gradients from the running backward."""
+        """Note leaves that may get gradients from the running backward, see `memwatch.record.backend.Listener`."""
         self.context.gradients.reached(leaves)
 
     def _flush_by_timer(self) -> None:
@@ -351,11 +362,11 @@ class Session:
         self._pace.by_timer()
 
     def flush_from_elsewhere(self) -> None:
-        """Write the present rows, from any thread."""
+        """Write the present rows. Any thread may call this."""
         self._pace.from_elsewhere()
 
     def capture_so_far(self) -> Capture:
-        """Return the recording until now; called in the thread of the block.
+        """Return the recording until now. Call this in the block's thread.
 
         Raises:
             CaptureError: the file cannot be read.
@@ -365,7 +376,7 @@ class Session:
 
     def _flush(self) -> None:
         with self._flushing:
-            if self._taken:  # an earlier flush had no memory to write these
+            if self._taken:  # memory was too short for an earlier flush to write these rows
                 self._taken.write(self._write)
             self._taken.take(
                 tables_in_order(
@@ -388,7 +399,7 @@ class Session:
         if self._steps is not None:
             rows, notes = self._steps.sift(rows), self._steps.placed(notes)
         events = self._events.take()
-        rows.update(("allocator", each) for each in events)
+        rows.update(("allocator", each) for each in events)  # `events` has at most one array
         strings = self.strings.texts[self._written_strings :]
         try:
             self._recording.add(rows, strings, notes)
@@ -438,14 +449,14 @@ class Session:
         }
 
     def forget_in_child(self) -> None:
-        """Switch off in a forked child. Its memory is not part of this block, and the file belongs to the parent."""
+        """Switch all parts off in a forked child. The block and its file belong to the parent process."""
         self._recording.abandon()
         self._writer = None
         if self._allocator is not None:
             self._allocator.forget_in_child()
-        self._flushing = threading.Lock()
+        self._flushing = threading.Lock()  # a thread that exists only in the parent may hold the old lock
         self._switch_off()
-        self._let_go()
+        self._close_parts()
 
 
 def is_recording() -> bool:
@@ -459,8 +470,9 @@ def _forget_in_child() -> None:
 
 
 def _end_at_exit() -> None:
+    # End open blocks, so that torch does not call functions of memwatch after the interpreter has ended.
     for session in _running:
-        with contextlib.suppress(Exception):  # torch must not call into an interpreter that has ended
+        with contextlib.suppress(Exception):
             session.check_place()
             session.stop()
 
@@ -470,7 +482,7 @@ class _Notes:
 
     Args:
         op_counter: how many ops have started.
-        remarks: kinds and texts of notes about the choice of the recorder.
+        remarks: notes about the choice of the recorder, each with its kind and its text.
     """
 
     def __init__(self, op_counter: OpCounter, remarks: Sequence[tuple[str, str]]) -> None:
@@ -482,33 +494,36 @@ class _Notes:
         self.losses = 0
 
     def note(self, kind: str, text: str) -> None:
-        """Keep a sentence for the report."""
+        """Add a note to the report."""
         self._notes.append(Note(self._op_counter[0], kind, text))
 
     def note_missing(self) -> None:
-        """Note each name that torch lacks, once. Some names are looked up inside the block, when dynamo is loaded."""
+        """Note what does not work in this torch, and the remarks about the recorder. Add each note once.
+
+        Call this at the end of the block too. When the program imports dynamo, memwatch looks up more names of torch.
+        """
         noted = {note.text for note in self._notes}
         for kind, sentence in [*(("torch", each) for each in missing()), *self._remarks]:
             if sentence not in noted:
                 self.note(kind, sentence)
 
     def could_not_record(self, op: str, error: Exception) -> None:
-        """Note once per op that its tensors could not be recorded. Without memory, count a loss."""
+        """Note that the tensors of an op could not be recorded, once per op. If memory is too short, count a loss."""
         if op in self._not_recorded:
             return
         try:
             self._not_recorded.add(op)
-            with suppress(Exception):  # the text of the error may fail
+            with suppress(Exception):  # code of the program may make the text of the error
                 self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
         except MemoryError:
             self.losses += 1
 
     def note_losses(self, lost_events: int, losses: int) -> None:
-        """Note the records that were lost because memory had run out, and the figures that this affects.
+        """Note how many events and rows were lost because memory had run out, and the figures that this affects.
 
         Args:
             lost_events: number of lost allocator events.
-            losses: number of other lost records.
+            losses: number of rows that the recorder of ops lost.
         """
         if lost_events:
             self.note("allocator", _LOST_EVENTS.format(events=counted(lost_events, "event")))
@@ -516,18 +531,18 @@ class _Notes:
             self.note("recorder", _LOST_ROWS.format(rows=counted(losses + self.losses, "row")))
 
     def put_back(self, notes: Sequence[Note]) -> None:
-        """Mark notes as unwritten again, because memory was too short to write them."""
+        """Mark the last notes from `unwritten` as unwritten, because memory was too short to write them."""
         self._written -= len(notes)
 
     def unwritten(self) -> list[Note]:
-        """Return the notes since the last call."""
+        """Return the notes that are new since the last call, and mark them as written."""
         notes = self._notes[self._written :]
         self._written += len(notes)
         return notes
 
 
 def allocator_only(function: Callable[[], Any]) -> Capture:
-    """Call a function and return a capture of its allocator events. torch runs as without memwatch.
+    """Call a function and return a capture of its allocator events. Nothing else in torch changes.
 
     Raises:
         MemwatchError: this torch provides no events, or a profiler of the program receives them.
@@ -567,7 +582,7 @@ def allocator_only(function: Callable[[], Any]) -> Capture:
 
 
 def _failed_call(error: BaseException | None) -> FrameType | None:
-    """Return the innermost call that an exception ended, and None without one."""
+    """Return the innermost frame of an exception. Return None for None."""
     trace = None if error is None else error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
