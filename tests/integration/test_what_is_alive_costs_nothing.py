@@ -233,14 +233,14 @@ def test_an_optimizer_that_steps_within_a_backward(intercept):
 def test_small_tensors_of_a_long_list_are_passed_over_together(intercept, monkeypatch):
     """A search follows only the references to tensors that are large or have a graph. The list holds the others."""
     met = []
-    held = Sample._held
+    held = Sample._append_holder
 
     def count(sample, chain):
         if not sample._deep:
             met.append(type(chain[-1]))
         held(sample, chain)
 
-    monkeypatch.setattr(Sample, "_held", count)
+    monkeypatch.setattr(Sample, "_append_holder", count)
 
     def met_beside(count):
         kept = [torch.zeros(1) for _ in range(count)]

@@ -1,7 +1,12 @@
-"""One sample: searches from the running calls, and deeper searches for storages that no variable holds.
+"""Take one sample: find the objects that refer to the large storages of a device, and append rows of `holders`.
 
-The near search from the running calls comes first, because it is cheap. If no variable reaches much of the memory, a
-deep search follows, once for each storage. gc then gives the referrers of storages that it did not find either.
+A sample has up to three searches, from cheap to expensive:
+
+- The near search starts at the variables of the running calls. Every sample has one.
+- The deep search also starts at global variables and at context variables, and enters submodules and the objects of
+  packages. It runs if the near search left many bytes without a holder, and again some samples later.
+- gc lists the referrers of the storages that the deep search did not find. Each storage is searched for in this way
+  once, or twice if it lies in a container.
 """
 
 from __future__ import annotations
@@ -89,7 +94,23 @@ _C_CODE = (Edge(EdgeKind.C_CODE),)
 
 
 class Sample:
-    """The results so far of one sample on a device. It holds nothing of the program after it was taken."""
+    """The results so far of one sample on a device. Use it once: it may keep nodes of autograd graphs alive.
+
+    Most tables have the number of a storage as their key:
+
+    - `_holder_counts`: how many holders of the whole storage were found. 0 if only views of a part were found.
+    - `_left_out`: how many of these were found in calls of packages and not recorded.
+    - `_view_counts`: how many views of a part of the storage were found.
+    - `_found_paths`, `_found_view_paths`: the paths that the deep search found to the whole storage, and to views.
+
+    The others:
+
+    - `_view_rows`: pairs of a storage and a path to a view of a part. Their rows come last.
+    - `_recorded_saved`: pairs of a saved storage and the root whose graph it was recorded for.
+    - `_path_of_items`: the path to the first item found behind each variable, by the `id` of the variable's value.
+    - `_shared_container`: the `id` of the variable's value and of the container that the last chain went through.
+    - `_in_containers`: by address, the storages that gc found in a container without an owner at an earlier sample.
+    """
 
     def __init__(self, state: SamplingState, device: int) -> None:
         self._state = state
@@ -98,14 +119,14 @@ class Sample:
         self._smallest_bytes = state.least_bytes(device)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
-        self._learns_ways = not torch.is_grad_enabled()  # see `peek`
+        self._learns_ways = not torch.is_grad_enabled()  # peeks follow ways, and run only without grad
         self._view_counts: dict[int, int] = {}
-        self._of_views: list[tuple[int, int]] = []
-        self._told_now: dict[int, list[Told]] = {}
-        self._told_of_views: dict[int, list[Told]] = {}
+        self._view_rows: list[tuple[int, int]] = []
+        self._found_paths: dict[int, list[Told]] = {}
+        self._found_view_paths: dict[int, list[Told]] = {}
         self._graphs = GraphWalk()
         self._saved = state.saved.living_by_sequence()
-        self._told_of_graph: set[tuple[int, int]] = set()
+        self._recorded_saved: set[tuple[int, int]] = set()
         self._path_of_items: dict[int, int] = {}
         self._shared_container = (0, 0)
         self._in_containers: dict[int, int] = {}
@@ -115,73 +136,78 @@ class Sample:
         self._root_number = 0
 
     def take(self, frame: FrameType | None) -> None:
-        """Append the holders of all that is large, as seen from a call and its callers."""
+        """Search for the holders of the large storages. Start at a call and its callers."""
         gradients = self._state.context.gradients
         if self._state.context.in_backward and self._state.costs.is_at_end_of_run:
             gradients.note_between_ops()
         elif self._state.context.in_backward:
             gradients.note_in_op()
         self._state.look_at_roles(frame, self._smallest_bytes)
-        spaces: dict[int, dict[str, Any]] = {}
+        spaces: dict[int, dict[str, Any]] = {}  # filled by `call_roots` with the functions' namespaces
         self._search_near(frame, spaces)
-        fresh = self._unnamed(frame)
+        fresh = self._storages_to_search(frame)
         state, device = self._state, self._device
         if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
             self._search_further(fresh, frame, spaces)
         if self._is_much(self._in_containers):
-            _ask_again_who_refers(state, self._in_containers, frame)
-        for number, path in self._of_views:
+            _search_referrers_again(state, self._in_containers, frame)
+        # After the rows of all other holders: the variable that holds a whole buffer is a better name than a slice.
+        for number, path in self._view_rows:
             state.append(number, path)
 
-    # Each search is a local variable of its method. Its queues refer to the program's objects, so they must be gone
-    # before gc is asked for referrers.
+    # Each search is a local variable of its method, and `_root` is reset at the end of the method. Both refer to the
+    # program's objects, so gc would list them as referrers.
 
     def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         search = self._reference_search(frame)
         known: list[tuple[Any, tuple[Edge, ...]]] = []
         for root in call_roots(frame, spaces):
             for chain in search.tensors(root):
-                self._held(chain)
+                self._append_holder(chain)
             known += self._state.ways.tensors(root)
-        self._held_where_known(known)
+        self._append_known_places(known)
         self._state.cut_count += search.cut_count > 0
         self._root = None
 
-    def _held_where_known(self, known: list[tuple[Any, tuple[Edge, ...]]]) -> None:
-        """Follow the ways of earlier deep searches, and append each storage that the near search did not find."""
+    def _append_known_places(self, known: list[tuple[Any, tuple[Edge, ...]]]) -> None:
+        """Append the storages in places that earlier searches found, if the near search did not find them.
+
+        Args:
+            known: the tensors that lie in these places now, each with the references from the root to it.
+        """
         named = set(self._holder_counts)
         for tensor, edges in known:
             for part, key in _parts(tensor):
-                number = self._wanted(part, key)
+                number = self._number_to_append(part, key)
                 if number != NONE and number not in named:
                     self._state.append(number, self._state.paths(edges))
 
     def _search_further(
         self, fresh: dict[int, WatchedStorage], frame: FrameType | None, spaces: dict[int, dict[str, Any]]
     ) -> None:
-        """Search deep. Then ask gc for the referrers of the storages that remain without a holder."""
+        """Search deep. Then let gc list the referrers of the storages that remain without a holder."""
         capsules = _Capsules(self._search_deep(frame, spaces))
-        _look_at_capsules(self._state, capsules)
+        _search_capsules_again(self._state, capsules)
         if fresh:
-            _ask_who_refers(self._state, fresh, capsules, frame)
+            _search_referrers(self._state, fresh, capsules, frame)
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> list[Chain]:
-        """Append the holders that a deep search finds; return the ways to the capsules that it met."""
+        """Append the holders that a deep search finds. Return the chains to the DLPack capsules that it met."""
         self._deep = True
         search = self._reference_search(frame)
         # From all calls at once: if several calls reach an object, the shortest path is recorded.
         for chain in search.tensors(*sorted(call_roots(frame, spaces), key=_is_of_library)):
-            self._held(chain)
+            self._append_holder(chain)
         for root in call_roots(frame, {}):
             self._state.known_classes.enter_owners(held.value for held in root.entries)
         for root in (*namespace_roots(spaces), context_root(), last_exceptions_root()):
             for chain in search.tensors(root):
-                self._held(chain)
+                self._append_holder(chain)
         for chain in search.rest():
-            self._held(chain)
-        for number, told in self._told_of_views.items():
-            self._told_now.setdefault(number, []).extend(told)
-        self._state.told.update(self._told_now)
+            self._append_holder(chain)
+        for number, told in self._found_view_paths.items():
+            self._found_paths.setdefault(number, []).extend(told)
+        self._state.told.update(self._found_paths)
         self._root = None
         return search.capsules
 
@@ -189,23 +215,29 @@ class Sample:
         calls, state = {id(call) for call in running(frame)}, self._state
         return ReferenceSearch(
             calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes,
-            wanted=self._may_be_held,
+            wanted=self._references_to_follow,
         )  # fmt: skip
 
-    def _may_be_held(self, links: list[Chain], chain: Chain) -> list[Chain]:
-        """Return the references to tensors that `_held` would not ignore. It ignores small tensors without a graph.
+    def _references_to_follow(self, links: list[Chain], chain: Chain) -> list[Chain]:
+        """Return the references to tensors that the search has to follow. Append the simple ones here.
 
-        A deep search also ignores storages that have a holder.
+        A `Tensor` or `Parameter` is simple if its storage is known and it has no graph. The search has to follow:
+
+        - all tensors that are not simple;
+        - simple tensors that are large. In a deep search, their storages must also lack a holder.
+
+        A near search does not follow the large simple items of a plain container. This method appends their holder for
+        all of them together.
 
         Args:
             links: the references.
-            chain: the path from a root to the container of all references, so that its items can be recorded here; or
-                empty.
+            chain: the chain from a root to the container of all the tensors. It is empty if the search only needs to
+                know whether there is any reference to follow. Then nothing is appended.
         """
         tensors = [link[-1] for link in links]
         try:
             known = list(map(self._live.get, map(address_of, tensors)))
-            has_graph = list(map(requires_grad, tensors))
+            need_grad = list(map(requires_grad, tensors))
         except (NotImplementedError, RuntimeError, AttributeError) as error:
             pass_on(error)
             return links
@@ -214,63 +246,64 @@ class Sample:
         classes = list(map(id, map(type, tensors)))
         if (
             _PLAIN.issuperset(classes) and all(known)
-            and (not any(has_graph) or _TENSOR not in classes) and max(map(_nbytes, known)) < least_bytes
+            and (not any(need_grad) or _TENSOR not in classes) and max(map(_nbytes, known)) < least_bytes
         ):  # fmt: skip
             return []  # as in most long lists
-        is_told = [
+        is_simple = [
             alive is not None and (cls == _PARAMETER or (cls == _TENSOR and not needs_grad))
-            for alive, cls, needs_grad in zip(known, classes, has_graph, strict=True)
+            for alive, cls, needs_grad in zip(known, classes, need_grad, strict=True)
         ]
         wanted = [
-            not told or alive is None
+            not simple or alive is None
             or (alive.nbytes >= least_bytes and (unnamed is None or alive.number in unnamed))
-            for told, alive in zip(is_told, known, strict=True)
+            for simple, alive in zip(is_simple, known, strict=True)
         ]  # fmt: skip
         if not self._deep and chain and _are_containers(chain[1:]):
-            here = [one and told for one, told in zip(wanted, is_told, strict=True)]
-            self._held_together(chain, compress(zip(tensors, known, strict=True), here))
-            wanted = [one and not told for one, told in zip(wanted, is_told, strict=True)]
+            here = [one and simple for one, simple in zip(wanted, is_simple, strict=True)]
+            self._append_items(chain, compress(zip(tensors, known, strict=True), here))
+            wanted = [one and not simple for one, simple in zip(wanted, is_simple, strict=True)]
         return list(compress(links, wanted))
 
-    def _held_together(self, chain: Chain, held: Iterable[tuple[Tensor, Any]]) -> None:
-        """Append the holder of many items of one plain container, which share its path.
+    def _append_items(self, chain: Chain, held: Iterable[tuple[Tensor, Any]]) -> None:
+        """Append a holder for many items of one plain container. All rows have the path of the first item.
 
         Args:
-            chain: the path to the container.
-            held: the items, large ones without a graph, each with the watch of its storage.
+            chain: the chain to the container.
+            held: the large items without a graph, each with the weak reference that watches its storage.
         """
         if chain[0] is not self._root:
-            self._enter(chain[0])
+            self._enter_root(chain[0])
         told, device, pairs = self._state.told, self._device, list(held)
-        # nearly all are the same simple case: a call for each would take most of the time
+        # Nearly all items are simple. A call of `_count_holder` for each would take most of the time of the search.
         is_simple = [
             alive.__class__ is WatchedStorage and alive.device == device and alive.number not in told
             for _, alive in pairs
         ]
         simple = [alive.number for _, alive in compress(pairs, is_simple)]
         numbers = list(dict.fromkeys(simple))
-        of_views = self._views_in(compress(pairs, is_simple)) if len(numbers) < len(simple) else set()
-        numbers = self._with_place([number for number in numbers if number not in of_views])
+        # Views are looked for only if items share a storage. A single slice counts as a holder of the whole.
+        in_part = self._seen_in_part(compress(pairs, is_simple)) if len(numbers) < len(simple) else set()
+        numbers = self._count_holders([number for number in numbers if number not in in_part])
         for tensor, alive in compress(pairs, map(not_, is_simple)):
-            if (number := self._counted(alive, tensor)) != NONE:
+            if (number := self._count_holder(alive, tensor)) != NONE:
                 numbers.append(number)
-        of_views = {number for number in of_views if self._counted_view(number) != NONE}
-        if numbers or of_views:
+        in_part = {number for number in in_part if self._count_view(number) != NONE}
+        if numbers or in_part:
             path = self._path((*chain, pairs[0][0]))
             self._state.append_all(numbers, path)
-            self._of_views += [(number, path) for number in of_views]
+            self._view_rows += [(number, path) for number in in_part]
 
-    def _views_in(self, held: Iterable[tuple[Tensor, Any]]) -> set[int]:
-        """Return the storages that the items show only in part."""
+    def _seen_in_part(self, held: Iterable[tuple[Tensor, Any]]) -> set[int]:
+        """Return the storages that no item shows as a whole."""
         whole: dict[int, bool] = {}
         for tensor, alive in held:
             whole[alive.number] = whole.get(alive.number, False) or not _is_view_of(tensor, alive)
         return {number for number, is_whole in whole.items() if not is_whole}
 
-    def _with_place(self, numbers: list[int]) -> list[int]:
-        """Count a holder of many storages, as `_counted` does for one.
+    def _count_holders(self, numbers: list[int]) -> list[int]:
+        """Count one holder for each of some storages. Return the storages whose holder is to be recorded.
 
-        Return the storages that may get another holder.
+        This does the same as `_count_holder` for each storage, in fewer calls.
         """
         counts, left_out = self._holder_counts, self._left_out
         before = list(map(counts.get, numbers, repeat(0)))
@@ -285,68 +318,77 @@ class Sample:
         )
         return list(compress(numbers, map(not_, is_over)))
 
-    def _enter(self, root: Root) -> None:
-        """Number the root whose chains follow: `id` would name another one, once this one is freed."""
+    def _enter_root(self, root: Root) -> None:
+        """Begin with the chains of another root. It gets a number, because its `id` may be used again."""
         self._root = root
         self._is_in_library = root.kind is RootKind.FRAME and _is_of_library(root)
         self._root_number += 1
         self._path_of_items.clear()
         self._shared_container = (0, 0)
 
-    def _held(self, chain: Chain) -> None:
+    def _append_holder(self, chain: Chain) -> None:
+        """Append rows for the storages of the tensor at the end of a chain, and for tensors that it leads to.
+
+        These are the tensor's gradient and, in a near search, the tensors that its graph saves.
+        """
         if chain[0] is not self._root:
-            self._enter(chain[0])
+            self._enter_root(chain[0])
         path: int | None = None
         tensor = chain[-1]
         for part, key in _parts(tensor):
-            number = self._wanted(part, key)
+            number = self._number_to_append(part, key)
             if number != NONE:
                 path = self._path(chain) if path is None else path
                 is_view = _is_view_of(part, self._live.get(key))
                 if is_view:
-                    self._of_views.append((number, path))
+                    self._view_rows.append((number, path))
                 else:
                     self._state.append(number, path)
                 if self._deep:
                     self._state.known_classes.enter(chain)
                     self._state.ways.learn(chain)
-                    told_now = self._told_of_views if is_view else self._told_now
-                    told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
+                    found = self._found_view_paths if is_view else self._found_paths
+                    found.setdefault(number, []).append(Told(path, function_of(chain[0])))
                 elif self._learns_ways and not self._state.context.roles.owns(number):
                     self._state.ways.learn(chain)
         if id(type(tensor)) in _PLAIN:
             if type(tensor) is Parameter or not requires_grad(tensor):
-                return  # a parameter's gradient is known by its role, and neither has a graph
+                return  # neither has a graph, and a parameter's gradient is known by its role
             gradient = gradient_of(tensor)
             if gradient is not None and len(chain) < _LONGEST:
-                self._held((*chain, gradient))
+                self._append_holder((*chain, gradient))
         if not self._deep:
-            self._held_by_graph(chain)
+            self._append_saved(chain)
 
-    def _wanted(self, tensor: Tensor, key: int) -> int:
-        """Return the number of a tensor's storage, if it is large and has not too many holders yet.
+    def _number_to_append(self, tensor: Tensor, key: int) -> int:
+        """Count a holder of a tensor's storage. Return the storage's number if the holder is to be recorded, else -1.
 
         Args:
             tensor: the tensor.
             key: the address of its storage.
         """
-        alive = self._live.get(key) or self._met(tensor, key)
-        return NONE if alive is None else self._counted(alive, tensor)
+        alive = self._live.get(key) or self._number_unseen(tensor, key)
+        return NONE if alive is None else self._count_holder(alive, tensor)
 
-    def _counted(self, alive: WatchedStorage | WatchedTensor, tensor: Tensor) -> int:
-        """Count a holder of a storage; return the storage's number, -1 if it is small or has enough of them."""
+    def _count_holder(self, alive: WatchedStorage | WatchedTensor, tensor: Tensor) -> int:
+        """Count a holder of a storage. Return the storage's number if the holder is to be recorded, else -1.
+
+        It is not recorded if the storage is small, lies on another device, or has enough holders already. A deep search
+        also ignores the storages that it was not started for.
+        """
         if alive.nbytes < self._smallest_bytes or alive.device != self._device:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
-            return NONE  # a storage of backward that is gone; another lies where it lay
+            return NONE  # a storage of backward that died: the tensor has a newer one at its address
         number = alive.number
         if self._deep:
             if number not in self._state.unnamed[self._device]:
                 return NONE
         elif self._state.told and (told := self._state.told.get(number)) and told[0].on_stack:
-            self._state.told[number] = []  # it is searched for again, where it leaves the variable
+            # A variable refers to it now, so the old path is over. If it leaves the variable, search again.
+            self._state.told[number] = []
         if _is_view_of(tensor, alive):
-            return self._counted_view(number)
+            return self._count_view(number)
         count = self._holder_counts.get(number, 0)
         self._holder_counts[number] = count + 1
         if not self._is_in_library:
@@ -356,25 +398,29 @@ class Sample:
         self._left_out[number] = self._left_out.get(number, 0) + 1
         return NONE
 
-    def _counted_view(self, number: int) -> int:
-        """Count a view of a part of a storage, apart from holders of the whole; -1 if there are enough of them."""
-        self._holder_counts.setdefault(number, 0)
+    def _count_view(self, number: int) -> int:
+        """Count a view of a part of a storage. Return the storage's number if the view is to be recorded, else -1.
+
+        Views have a limit of their own, so that many slices cannot displace the holder of the whole.
+        """
+        self._holder_counts.setdefault(number, 0)  # the storage has a name: no deeper search is needed
         count = self._view_counts.get(number, 0)
         self._view_counts[number] = count + 1
         most = _MAX_IN_LIBRARIES if self._is_in_library else _MAX_HOLDERS
         return number if count < most else NONE
 
-    def _met(self, tensor: Tensor, key: int) -> WatchedStorage | WatchedTensor | None:
-        """Number a large storage that no op of this thread has touched, as another thread's that waits in a queue."""
+    def _number_unseen(self, tensor: Tensor, key: int) -> WatchedStorage | WatchedTensor | None:
+        """Number a large storage that no op of this thread has used. Another thread may have made it for a queue."""
         if id(type(tensor)) not in _PLAIN or tensor_bytes(tensor) < self._smallest_bytes:
             return None
         self._state.storages.number_of(tensor, NONE, BASELINE)
         return self._live.get(key)
 
     def _path(self, chain: Chain) -> int:
-        """Return the number of a chain's path. The items of one container share the path of the first.
+        """Return the number of a chain's path.
 
-        Naming costs more than finding, and the report names the container.
+        All tensors behind one variable share the path of the first, if only plain containers lie between. To name a
+        path takes longer than to find the tensor, and the report names only the variable.
         """
         container = id(chain[1]), id(chain[-2])
         if container == self._shared_container:  # nearly always: a list may have thousands of items
@@ -390,9 +436,9 @@ class Sample:
         return path
 
     def _path_of_variable(self, chain: Chain) -> int:
-        """Return the number of the path to the value of a root, or to an item of a list in it.
+        """Return the number of the path to a variable's value, or to a tensor behind it in plain containers.
 
-        A call's variable is named once for each line.
+        The path to a call's variable, or to an item of its list, is named once for each line that the call is at.
         """
         root, value, known = chain[0], chain[1], self._state.path_of_variable
         is_call = root.kind is RootKind.FRAME
@@ -400,7 +446,8 @@ class Sample:
         item = () if len(chain) == _DIRECT else _item_of(chain)
         if held is None or held.owner is None or type(held.name) is not str or item is None:
             return self._state.paths(name_chain(chain))
-        # a comprehension has the owner of the function around it
+        # The kind is needed: a comprehension has the same owner as the function around it. A local variable of one may
+        # have the name of an argument of the other.
         key = id(held.owner), held.kind, held.name, item
         if key not in known:
             if len(known) >= _MAX_KNOWN:
@@ -408,31 +455,31 @@ class Sample:
             known[key] = held.owner, self._state.paths(name_chain(chain))
         return known[key][1]
 
-    def _held_by_graph(self, chain: Chain) -> None:
-        """Append the saved tensors that the graph of a variable keeps, and the objects of a ctx in it."""
+    def _append_saved(self, chain: Chain) -> None:
+        """Append the tensors that the graph of a tensor saves, and those in attributes of a custom Function's ctx."""
         tensor = chain[-1]
         if autograd_state(tensor).is_leaf:
             return
         path: int | None = None
         root: Root = chain[0]
-        # Calls of torch pass one graph on: it is walked once for all of them.
+        # Calls of torch and Python pass a tensor on to each other. Its graph is walked once for all of them.
         place = _LIBRARY_CALLS if root.explains else self._root_number
         for sequence, held in self._graphs.behind(tensor, place):
             for link in held:
-                self._held((*chain, *link))
+                self._append_holder((*chain, *link))
             for number in self._saved.get(sequence, ()):
-                if (number, place) in self._told_of_graph:
+                if (number, place) in self._recorded_saved:
                     continue
-                self._told_of_graph.add((number, place))
+                self._recorded_saved.add((number, place))
                 if path is None:
                     path = self._state.paths((*name_chain(chain), _GRAPH))
                 self._state.append(number, path)
 
-    def _unnamed(self, frame: FrameType | None) -> dict[int, WatchedStorage]:
-        """Repeat the known paths of storages that no variable holds. Return the storages to search for.
+    def _storages_to_search(self, frame: FrameType | None) -> dict[int, WatchedStorage]:
+        """Append the paths of earlier searches again, for storages that the near search did not find.
 
-        A storage is searched for if the previous sample had no name for it either, and if all such storages are large
-        together.
+        Return the storages to search for now, by address. A storage is searched for if the previous sample did not find
+        it either. The result is empty if these storages have few bytes together.
         """
         state = self._state
         explained = {number for numbers in self._saved.values() for number in numbers}
@@ -462,7 +509,11 @@ class Sample:
         return fresh if self._is_much(fresh) else {}
 
     def _is_much(self, keys: Iterable[int]) -> bool:
-        """Return True for storages, by address, that are worth asking gc about now."""
+        """Return True if storages have enough bytes together for a search. Always False in an optimizer's step.
+
+        Args:
+            keys: the addresses of the storages.
+        """
         nbytes = sum(self._live[key].nbytes for key in keys if key in self._live)
         enough = nbytes >= max(_UNNAMED_RATIO * self._increase_bytes, 1)
         return enough and not self._state.context.optimizing
@@ -475,7 +526,7 @@ def _is_of_library(root: Root) -> bool:
 
 
 def _leads_through_containers(chain: Chain) -> bool:
-    """Return True for a chain of plain containers only: the report names the variable of the first."""
+    """Return True if the tensor is a variable's value, or if only plain containers lie between it and the variable."""
     return len(chain) == _DIRECT or (_are_containers(chain[1:-1]) and is_tensor(chain[-1]))
 
 
@@ -485,7 +536,7 @@ def _are_containers(links: Chain) -> bool:
 
 
 def _item_of(chain: Chain) -> tuple[type, int, int] | None:
-    """Return the type, length and place in the path to an item of a variable's list or tuple, or None."""
+    """Return type and length of a variable's list or tuple, and the position of the chain's tensor in it, or None."""
     items = chain[1]
     if len(chain) != _DIRECT + 1 or not (type(items) is list or type(items) is tuple):
         return None
@@ -494,14 +545,14 @@ def _item_of(chain: Chain) -> tuple[type, int, int] | None:
 
 
 def _is_view_of(tensor: Tensor, alive: WatchedStorage | WatchedTensor | None) -> bool:
-    """Return True for a tensor that shows a part of its storage: a slice, whose buffer another name may have."""
+    """Return True for a tensor that shows only a part of its storage, such as a slice of a buffer."""
     return alive is not None and tensor_bytes(tensor) < alive.nbytes
 
 
 def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
-    """Return the parts of a tensor, each with the address of its storage; empty if it shows no parts.
+    """Return the parts of a tensor, each with the address of its storage. Empty if torch cannot read the storage.
 
-    A wrapper of torch.func has the storage of the tensor inside.
+    A wrapper of torch.func has the storage of the tensor that it wraps.
     """
     try:
         if id(type(tensor)) in _PLAIN and tensor.layout is torch.strided:
@@ -513,15 +564,15 @@ def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
         return _parts(unwrapped(tensor)) if is_wrapped(tensor) else ()
 
 
-def _ask_who_refers(
+def _search_referrers(
     state: SamplingState, fresh: dict[int, WatchedStorage], capsules: _Capsules, frame: FrameType | None
 ) -> None:
-    """Search for the referrers of storages that the deep search did not find. Search young objects first.
+    """Search for referrers of the storages that the deep search did not find. Search gc's young objects first.
 
     Args:
-        state: the state that samples share; it gets the results.
-        fresh: the storages, by address.
-        capsules: the capsules that the search met.
+        state: the state that samples share. It gets the results.
+        fresh: the storages that the deep search was started for, by address.
+        capsules: the capsules that the deep search met.
         frame: the innermost call.
     """
     left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}
@@ -529,10 +580,12 @@ def _ask_who_refers(
         return
     left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
     state.told.update((number, []) for number in left.values())
-    variables = in_variables(running(frame))  # first: a list of all objects holds the frames' dictionaries
+    # Read the variables before `objects` exists. `read_locals` empties the dictionary of a frame only if nothing else
+    # refers to it, and `objects` would.
+    variables = in_variables(running(frame))
     objects = young_objects()
     tensors = living_tensors(left, address_of, objects)
-    _tell_paths(state, referrer_paths(tensors, variables, objects, ours=capsules.ids), tensors, capsules)
+    _append_paths(state, referrer_paths(tensors, variables, objects, ours=capsules.ids), tensors, capsules)
     old = {key: number for key, number in left.items() if number not in tensors}
     objects.clear()
     tensors.clear()
@@ -540,13 +593,13 @@ def _ask_who_refers(
         start = ticks()
         objects = gc.get_objects()
         tensors = living_tensors(old, address_of, objects)
-        objects.clear()  # it holds every container there is, perhaps one of this call's own
-        _tell_paths(state, referrer_paths(tensors, variables, ours=capsules.ids), tensors, capsules)
+        objects.clear()  # this list refers to all containers, so gc would list it as a referrer
+        _append_paths(state, referrer_paths(tensors, variables, ours=capsules.ids), tensors, capsules)
         state.costs.heap_scanned(ticks() - start)
 
 
-def _ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: FrameType | None) -> None:
-    """Search again for the owner of a list that holds an unnamed storage: it may be a suspended call.
+def _search_referrers_again(state: SamplingState, again: dict[int, int], frame: FrameType | None) -> None:
+    """Search again for the owner of a container that keeps a storage. It may be a suspended generator or coroutine.
 
     Args:
         state: the state that samples share.
@@ -558,18 +611,27 @@ def _ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: Fr
     start = ticks()
     for number in again.values():
         state.told[number] = [told._replace(in_container=False) for told in state.told[number]]
-    variables = in_variables(running(frame))  # first: see `_ask_who_refers`
+    variables = in_variables(running(frame))  # before `objects` exists, see `_search_referrers`
     objects = young_objects()
     tensors = living_tensors(again, address_of, objects)
     found = referrer_paths(tensors, variables, objects + suspended_calls())
-    _tell_paths(state, found, tensors, _Capsules(()), is_last=True)
+    _append_paths(state, found, tensors, _Capsules(()), is_last=True)
     state.costs.heap_scanned(ticks() - start)
 
 
-def _tell_paths(
+def _append_paths(
     state: SamplingState, found: dict[int, Path], tensors: dict[int, list[Any]], capsules: _Capsules,
     *, is_last: bool = False,
 ) -> None:  # fmt: skip
+    """Append the paths that a search through gc found, and keep them for later samples.
+
+    Args:
+        state: the state that samples share.
+        found: the paths, by the number of the storage.
+        tensors: the tensors of each storage, by its number.
+        capsules: the capsules that the deep search met.
+        is_last: whether no further search for the owner of a container follows.
+    """
     for number, edges in found.items():
         on_stack = edges[0].kind is EdgeKind.EVALUATION_STACK
         if edges == _C_CODE:
@@ -583,13 +645,13 @@ def _tell_paths(
 
 
 class _Capsules:
-    """The DLPack capsules that a deep search met, such as numpy's `from_dlpack` makes.
+    """The DLPack capsules that a deep search met. numpy's `from_dlpack` makes such capsules, for example.
 
-    A capsule refers to its tensor in C++. The address of its memory shows which tensor it is. Each is read when its
-    memory is needed, and named if it owns the memory.
+    A capsule refers to its tensor in C++, where memwatch cannot follow the reference. But the address of the capsule's
+    memory shows which storage it keeps. The addresses are read when they are first needed.
 
     Args:
-        chains: the paths to them. They are the program's objects, so a query to gc must know them as memwatch's.
+        chains: the chains from roots to the capsules.
     """
 
     def __init__(self, chains: Sequence[Chain]) -> None:
@@ -601,14 +663,14 @@ class _Capsules:
 
     @property
     def ids(self) -> set[int]:
-        """`id` of the objects here that hold the program's objects."""
+        """The `id` of the list of chains and of each chain. gc lists them as referrers of the program's objects."""
         return {id(self._chains), *map(id, self._chains)}
 
     def told_of(self, memory: range, state: SamplingState) -> list[Told]:
-        """Return the paths to the capsules that own memory at some addresses; where there are none, that C++ has it.
+        """Return the paths to the capsules that keep some memory. If there is none, return the path for C++ alone.
 
         Args:
-            memory: the addresses.
+            memory: the addresses of the memory.
             state: numbers the paths.
         """
         owners = [
@@ -624,10 +686,10 @@ class _Capsules:
         ]
 
 
-def _look_at_capsules(state: SamplingState, capsules: _Capsules) -> None:
-    """Search again for holders of storages that only C++ held at an earlier sample.
+def _search_capsules_again(state: SamplingState, capsules: _Capsules) -> None:
+    """Compare the capsules with the storages that only C++ held at an earlier sample.
 
-    An array may have been dropped or moved since.
+    The program may have dropped an array, or moved it to another variable, since then.
     """
     missing = set().union(*state.unnamed.values())
     for number, memory in list(state.shared.items()):
@@ -635,4 +697,4 @@ def _look_at_capsules(state: SamplingState, capsules: _Capsules) -> None:
         if number in missing and told and told[0].on_stack:
             state.told[number] = capsules.told_of(memory, state)
         else:
-            del state.shared[number]  # a variable has it again, or it is gone
+            del state.shared[number]  # a variable refers to it again, or it died
