@@ -1,7 +1,8 @@
 """Find the holders of memory: take samples of the running program's references.
 
-A *sample* is one search for the holders of everything large that is live at that moment, in the middle of an op.
-`SamplingSchedule` decides when one is taken, `sample` takes it, `heap` has the searches.
+A *sample* is one search for the holders of all large storages that are alive, in the middle of an op.
+`SamplingSchedule` decides at which ops memwatch takes a sample. The module `sample` takes it, with the searches of
+`memwatch.heap`.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from memwatch.record.tables.rows import OpCounter, Strings
     from memwatch.record.tables.storages import Storages
 
-# Runs of torch's own code: a backward, or the step of an optimizer. No code of the program runs meanwhile.
+# A run of torch's own code is a backward, or the step of an optimizer. No code of the program runs meanwhile.
 #
-# The variables of the program do not change during such a run. So a sample at the end of it is as good as a sample at
-# each op of the run, and one sample is enough for all peaks in it. A checkpointed region that runs again ends a run,
-# because it is code of the program.
+# The variables of the program do not change during such a run. So one sample at its end is as good as a sample at each
+# op, and is enough for all peaks in the run. When backward runs a checkpointed region again, the run ends, because the
+# region is code of the program.
 _FREE_SAMPLES: Final = 12
 """Samples at ends of runs that are taken whatever they cost: two steps of a model with four checkpointed blocks."""
 _FREE_GRADIENTS: Final = 2_000
@@ -50,12 +51,12 @@ _GRADIENTS_PER_OP: Final = 0.25
 
 
 class TorchRuns:
-    """The present run of torch's own code, and the past runs with samples.
+    """The present run of torch's own code, and rows for the past runs at whose ends samples were taken.
 
     Args:
         state: the state that samples share.
-        highs: returns the most live bytes of each device so far, and when in ticks; empty without the allocator's
-            events.
+        highs: returns, for each device, the most live bytes so far and the time in ticks at which they were live. Empty
+            without the allocator's events.
 
     Attributes:
         rows: rows of `torch_runs`.
@@ -73,7 +74,7 @@ class TorchRuns:
         self._start = self._state.op_counter[0], ticks(), self._state.costs.count
 
     def devices_with_new_peak(self) -> list[int]:
-        """Return the devices that had a new peak in the run that ends now, if a sample for them is affordable."""
+        """Return the devices that had a new peak in the run that ends now. Empty if a sample is not affordable."""
         if self._start is None:
             return []
         start_op, start_ticks, _ = self._start
@@ -84,7 +85,7 @@ class TorchRuns:
             if device in highs:
                 high_bytes, at_ticks = highs[device]
                 is_new = at_ticks >= start_ticks and high_bytes > self._sampled_high.get(device, 0)
-            else:  # without the allocator's events, only the reported births are known
+            else:  # without the allocator's events, only the births that the schedule examined are known
                 high_bytes, is_new = 0, schedule.peak_op > start_op
             if is_new:
                 found.append((device, high_bytes))
@@ -94,9 +95,12 @@ class TorchRuns:
         return [device for device, _ in found]
 
     def may_note_gradients(self, count: int) -> bool:
-        """Return True if the gradients of some leaves may be noted at the end of this run.
+        """Return True if there is time to note the gradients of some leaves at the end of this run.
 
-        A later run of the same backward may have the peak, and they are in `.grad` since this run.
+        The peak may come in a later run of the same backward. The gradients of this run must be known by then.
+
+        Args:
+            count: how many leaves the running backwards may give gradients.
         """
         self._gradient_count += count
         return self._gradient_count <= max(_FREE_GRADIENTS, self._state.op_counter[0] * _GRADIENTS_PER_OP)
@@ -108,7 +112,7 @@ class TorchRuns:
         return self._state.costs.is_affordable()
 
     def ends(self) -> None:
-        """Note that the run is over. Append its row if a sample was taken in it."""
+        """Note that the run is over. Append its row if a sample was taken since it began."""
         if self._start is None:
             return
         start_op, _, count = self._start
@@ -117,13 +121,13 @@ class TorchRuns:
             self.rows += (start_op, self._state.op_counter[0])
 
 
-# Peek: verify the known holders of the program at a new peak, in a hundredth of the time of a sample.
+# A peek verifies the known holders at a new peak, in a hundredth of the time of a sample.
 #
-# A program without backward, such as the generation of tokens with a cache, may have a higher peak in every pass.
-# Each pass puts new tensors into the same places. A peek reads the places that samples have found, and the tables of
-# the modules, in the middle of the op. It searches nothing. So the absence of a tensor means nothing.
+# A program without backward, such as the generation of tokens with a cache, may have a higher peak in every pass. Each
+# pass puts new tensors into the same places. A peek reads the places where samples found tensors, and the tables of the
+# modules, in the middle of the op. It does not search. So a tensor that a peek does not find may still have a holder.
 def peek(state: SamplingState, device: int, frame: FrameType | None) -> None:
-    """Append a row for each large storage of a device that lies in a known place now.
+    """Append a row for each large storage of a device that is in a known place now.
 
     Args:
         state: the state that samples share.
@@ -132,12 +136,12 @@ def peek(state: SamplingState, device: int, frame: FrameType | None) -> None:
     """
     state.context.role_ends.verify_modules(frame)
     least_bytes, live = state.least_bytes(device), state.storages.live
-    told: set[int] = set()
-    of_views: dict[int, tuple[Edge, ...]] = {}
+    recorded: set[int] = set()
+    views: dict[int, tuple[Edge, ...]] = {}
     met: set[tuple[int, tuple[tuple[int, object], ...]]] = set()
     for root in calls_with(frame, state.ways.names_in):
         for tensor, edges in state.ways.tensors(root, met):
-            with suppress(RuntimeError, NotImplementedError, AttributeError):  # it shows no storage
+            with suppress(RuntimeError, NotImplementedError, AttributeError):  # torch cannot read its storage
                 alive = live.get(address_of(tensor))
                 if (
                     alive.__class__ is not WatchedStorage
@@ -146,12 +150,12 @@ def peek(state: SamplingState, device: int, frame: FrameType | None) -> None:
                 ):
                     continue
                 if tensor_bytes(tensor) < alive.nbytes:
-                    of_views.setdefault(alive.number, edges)
-                elif alive.number not in told:
-                    told.add(alive.number)
+                    views.setdefault(alive.number, edges)
+                elif alive.number not in recorded:
+                    recorded.add(alive.number)
                     state.rows += (NONE, state.op_counter[0], alive.number, state.paths(edges))
-    for number, edges in of_views.items():
-        if number not in told:
+    for number, edges in views.items():
+        if number not in recorded:
             state.rows += (NONE, state.op_counter[0], number, state.paths(edges))
 
 
@@ -164,8 +168,8 @@ class HolderSampler:
         context: the running modules, calls and steps of the program.
         strings: numbers for texts.
         op_counter: how many ops have started.
-        highs: returns the most live bytes of each device so far, and when in ticks, as the allocator reported.
-        sampled: called after each sample, near a new peak.
+        highs: see `TorchRuns`.
+        sampled: called after each sample.
     """
 
     def __init__(
@@ -183,8 +187,8 @@ class HolderSampler:
         self._state = SamplingState(storages, saved, context, strings, op_counter)
         self._torch_runs = TorchRuns(self._state, highs)
         self._is_sampling = self._is_marked = False
-        self._paced_by: weakref.ref[object] | None = None
-        self._root: weakref.ref[object] | None = None
+        self._paced_by: weakref.ref[object] | None = None  # the first optimizer that stepped
+        self._first_root: weakref.ref[object] | None = None
         self._first_call_op: int | None = None
 
     @property
@@ -201,12 +205,12 @@ class HolderSampler:
 
     @property
     def cut_count(self) -> int:
-        """The samples that came to a search's limit: they may have missed a holder."""
+        """The samples whose search reached its limit, so that they may have missed a holder."""
         return self._state.cut_count
 
     @property
     def cost_ticks(self) -> int:
-        """The cost of the samples."""
+        """The time that the samples took."""
         return self._state.costs.cost_ticks
 
     def start(self) -> None:
@@ -242,27 +246,34 @@ class HolderSampler:
             self._iteration_starts()
 
     def root_called(self, module: object) -> None:
-        """Take a further call of the first outermost module for the start of an iteration, where no step tells."""
-        if self._root is None:
-            self._root, self._first_call_op = weakref.ref(module), self._state.op_counter[0]
-        elif not self._is_marked and self._paced_by is None and self._root() is module:
+        """Start a new iteration, if neither the program nor an optimizer marks iterations.
+
+        The first module that runs outside all other modules marks them: each of its calls after the first starts a new
+        iteration.
+        """
+        if self._first_root is None:
+            self._first_root, self._first_call_op = weakref.ref(module), self._state.op_counter[0]
+        elif not self._is_marked and self._paced_by is None and self._first_root() is module:
             self._iteration_starts(self._first_call_op)
             self._first_call_op = None
 
     def _iteration_starts(self, last_from: int | None = None) -> None:
-        """Plan a sample at the op, in the new iteration, at which the last one had its peak on a device.
+        """Start an iteration in the schedule of each device.
 
         Args:
-            last_from: the op with which the last one began, where that was not known when it did.
+            last_from: the op at which the last iteration began, if that was not known then.
         """
         for device, schedule in self._state.schedules.items():
             schedule.iteration_starts(self._state.op_counter[0], last_from)
             self._watch(device)
 
     def born(self, device: int, nbytes: int, high_bytes: int) -> None:
-        """Take a sample, if the birth of a storage of `nbytes` on a device makes it worthwhile.
+        """Take a sample at the birth of a storage, if it is worthwhile; or a peek, or only a sample of the roles.
 
-        The decision uses the most live bytes during the op, because the peak may lie within a kernel.
+        Args:
+            device: string id of the device's name.
+            nbytes: size of the storage.
+            high_bytes: the most live bytes during the op, because the peak may lie within a kernel.
         """
         state = self._state
         schedule = state.schedule_of(device)
@@ -275,23 +286,23 @@ class HolderSampler:
             schedule.is_worth_a_peek
             and state.costs.may_peek
             and not torch.is_grad_enabled()
-            and self._is_plain
+            and self._in_program_code
         ):
             self.peek(device)
             self._watch(device)
         elif schedule.is_new_peak and state.costs.may_ask_for_roles:
-            with self._amid_op():
+            with self._searching():
                 state.look_at_roles(sys._getframe(1), state.least_bytes(device))
             self._watch(device)
         elif schedule.is_too_dear:
-            self._watch(device)
+            self._watch(device)  # births are not examined until samples are affordable again
 
     def torch_run_begins(self) -> None:
         """Note that from now on only torch's own code runs."""
         self._torch_runs.begins()
 
     def torch_run_ends(self) -> None:
-        """Take a sample before code of the program runs again, if a device had a new peak since that was so."""
+        """Take a sample for each device that had a new peak in this run. The program's code runs again after it."""
         if self._is_sampling:
             return
         context = self._state.context
@@ -304,15 +315,15 @@ class HolderSampler:
         self._torch_runs.ends()
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether neither a backward nor the step of an optimizer runs, whose ends are sampled."""
+    def _in_program_code(self) -> bool:
+        """Whether neither a backward nor an optimizer's step runs. These get samples at their ends."""
         return not (self._state.context.in_backward or self._state.context.optimizing)
 
     def peek(self, device: int) -> None:
         """Verify the known holders of large storages on a device now."""
         start = ticks()
         try:
-            with self._amid_op():
+            with self._searching():
                 peek(self._state, device, sys._getframe(1))
         finally:
             self._state.costs.peeked(ticks() - start)
@@ -321,15 +332,15 @@ class HolderSampler:
         """Find the holders of large storages on a device now."""
         start = ticks()
         try:
-            with self._amid_op():
+            with self._searching():
                 Sample(self._state, device).take(sys._getframe(1))
         finally:
             self._state.costs.sampled(ticks() - start)
         self._sampled()
 
     @contextlib.contextmanager
-    def _amid_op(self) -> Iterator[None]:
-        """Search the program's objects in the middle of an op. No code of the program runs.
+    def _searching(self) -> Iterator[None]:
+        """Make a search of the program's objects safe in the middle of an op. No code of the program runs meanwhile.
 
         Signal handlers wait until the end, because they could change the objects during the search.
         """

@@ -1,4 +1,4 @@
-"""The state that the samples of one block share: when to take one, earlier results, and the rows that they append."""
+"""The state that the samples of one block share: their schedule, their cost, earlier results, and the rows."""
 
 from __future__ import annotations
 
@@ -88,13 +88,15 @@ A guess.
 
 
 class Told(NamedTuple):
-    """A path that a deep search or gc found. It is recorded again as long as its first call runs.
+    """A path to a storage that a deep search or gc found. While `function` runs, later samples record it again.
 
     Attributes:
         path: number of the path.
-        function: file and name of the first call's function; None for a path that starts elsewhere.
-        on_stack: whether only an evaluation stack or C++ held the storage. This ends when a variable holds it.
-        in_container: whether it was in a container, and only young objects were searched.
+        function: file and name of the function whose call the path starts at. None for a path that starts elsewhere,
+            which is always recorded again.
+        on_stack: whether only an evaluation stack or C++ held the storage. When a sample finds a variable that holds
+            it, this path is dropped.
+        in_container: whether gc found the storage in a container without an owner. One more search may find the owner.
     """
 
     path: int
@@ -104,7 +106,7 @@ class Told(NamedTuple):
 
 
 def function_of(root: Root) -> tuple[str, str] | None:
-    """Return the file and name of the function that a root is a call of, in this thread; None for other roots."""
+    """Return the file and name of the function that a root is a call of. None for other roots and other threads."""
     call = root.entries[0].owner if root.kind is RootKind.FRAME else None
     if call is None or call.file is None or call.thread:
         return None
@@ -112,7 +114,7 @@ def function_of(root: Root) -> tuple[str, str] | None:
 
 
 class SamplingState:
-    """The state that one sample leaves for the next.
+    """The state that the samples of a block share.
 
     Attributes:
         storages: the storages that are alive.
@@ -126,14 +128,16 @@ class SamplingState:
         costs: the cost of the samples.
         first_number: number of the first storage that the block made.
         cut_count: samples that reached a search's limit, so they may have missed a holder.
-        told: paths of storages that only a deep search or gc could explain; they are not searched again.
-        unnamed: storages without a holder in the last sample, by device.
-        ways: paths to the storages that deep searches found.
-        barren: `id` of modules' functions and classes that lead to no tensor.
+        told: the paths that a deep search or gc found, by the number of the storage. Empty if they found none. For
+            these storages gc is used again only if they lie in a container.
+        unnamed: by device, the numbers of the storages without a holder after the last near search.
+        ways: the places in which searches found tensors. They can be read again without a search.
+        barren: `id` of functions and classes in modules that led earlier searches to no tensor.
         known_classes: the classes of the objects that searches met.
-        path_of_variable: calls at their lines, and the paths to their variables and to items of those, by the calls'
-            `id`, the variable's kind and name, and the item's place.
-        shared: addresses of the storages that only C++ has, by number: a DLPack capsule may own the memory.
+        path_of_variable: a call and the path to one of its variables, or to an item of a variable. The key is the `id`
+            of the call's vertex, the kind and name of the variable, and the item's position. The call is kept so that
+            its `id` is not used again.
+        shared: the memory addresses of the storages that only C++ held, by number. A DLPack capsule may keep them.
     """
 
     def __init__(
@@ -183,8 +187,8 @@ class SamplingState:
     def to_explain(self, device: int) -> Iterator[WatchedStorage]:
         """Yield the storages on a device that need a holder: the block's own storages, and large older storages.
 
-        Storages of a running backward are autograd's own until it ends. A search through the program's objects for
-        their holders meets many objects and finds nothing.
+        The storages that a running backward made are left out. They belong to autograd until the backward ends, so a
+        search through the program's objects would be long and find nothing.
         """
         context = self.context
         end = context.gradients.first_made if context.in_backward else self.storages.count
@@ -195,7 +199,7 @@ class SamplingState:
                 yield alive
 
     def _at_entry(self, device: int) -> list[WatchedStorage]:
-        """Return the large storages on a device that were there at entry and live still, as a data set."""
+        """Return the large storages on a device that were alive at entry and still are, such as a data set."""
         live = self.storages.live
         return [
             alive for alive in self._large_at_entry if alive.device == device and live.get(alive.key) is alive
@@ -214,7 +218,7 @@ class SamplingState:
         ]
 
     def look_at_roles(self, frame: FrameType | None, least_bytes: int) -> None:
-        """End the roles that are over, if there is time. Storages without a role are searched for."""
+        """Note the roles that have ended, if there is time. A sample searches only for storages without a role."""
         known_count = len(self.storages.live) + len(self.context.owners.registry.known)
         if self.costs.may_look_at_roles(known_count):
             start = ticks()
@@ -232,7 +236,7 @@ class SamplingState:
         self.rows.extend(chain.from_iterable(zip(sample, op, storages, repeat(path), strict=False)))
 
     def is_time_to_search_again(self, device: int) -> bool:
-        """Return True when values that had no variable at the last deep search should be searched for again.
+        """Return True if a new deep search is due for storages that an earlier one found in no variable.
 
         A value on the evaluation stack usually gets a variable a moment later.
         """
@@ -243,13 +247,19 @@ class SamplingState:
         return False
 
     def note_unnamed(self, device: int, nbytes: int) -> None:
-        """Note the live bytes without a holder in this sample; 0 if they are few."""
+        """Note the bytes without a holder in this sample. The figure of the sample before is kept, too.
+
+        Args:
+            device: string id of the device.
+            nbytes: the bytes, or 0 if they are few.
+        """
         self._unnamed_bytes[device] = self._unnamed_bytes.get(device, (0, 0))[1], nbytes
 
     def is_much_unnamed_again(self, device: int) -> bool:
-        """Return True if two samples of a device had many bytes without a holder, perhaps of different storages.
+        """Return True if the last two samples of a device had many bytes without a holder.
 
-        A cache that each pass replaces is an example. The next such search waits until these bytes have multiplied.
+        They may be different storages: a program may replace its cache in each pass. After a True, this is False until
+        the bytes without a holder have grown by a factor. It is also False in a backward and in an optimizer's step.
         """
         context, nbytes = self.context, min(self._unnamed_bytes[device])
         is_worth_it = nbytes > self._searched_bytes.get(device, 0) * _GROWTH_BETWEEN_SEARCHES
@@ -260,7 +270,10 @@ class SamplingState:
 
 
 class SamplingCosts:
-    """The cost of a block's samples, on all devices.
+    """The cost of a block's samples, on all devices, and the decisions that depend on it.
+
+    A *sample of the roles* compares the known roles of storages with the present ones. It is a part of most samples,
+    and has limits of its own.
 
     Attributes:
         count: the samples so far.
@@ -287,20 +300,26 @@ class SamplingCosts:
 
     @property
     def affordable_at_ticks(self) -> int:
-        """When the samples so far will be a small share of the time."""
+        """The time in ticks at which the samples so far become a small share of the block's time."""
         return self._start_ticks + int(self.cost_ticks / _SAMPLES_TIME_RATIO)
 
     def may_scan_heap(self) -> bool:
-        """Return True if there is time left to go through all objects of the process: tens of milliseconds."""
+        """Return True if there is time to go through all objects of the process, which takes tens of milliseconds."""
         if self._heap_scan_count < _FREE_HEAP_SCANS:
             return True
         return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
 
     def may_look_at_roles(self, known_count: int) -> bool:
-        """Return True if samples of the roles are a small share of all samples' time, or few and cheap.
+        """Return True if the roles may be sampled now. The first rule that allows it decides.
+
+        - At the end of a run of torch's own code: these samples have examined few objects together.
+        - The samples of the roles were few, and have examined few objects together.
+        - They have examined very few objects together, however many samples there were.
+        - `look_at_roles_for_free` was called for this sample, and they have examined few objects together.
+        - They take a small share of the time of all samples, this one included.
 
         Args:
-            known_count: storages and modules that such a sample examines now.
+            known_count: how many storages and modules the sample would examine.
         """
         if self.is_at_end_of_run and self._at_ends_count + known_count <= _FREE_OF_ROLE_LOOKS:
             self._at_ends_count += known_count
@@ -322,14 +341,14 @@ class SamplingCosts:
 
     @property
     def may_ask_for_roles(self) -> bool:
-        """Whether roles alone may be sampled. After a refusal, this is False until the next sample."""
+        """Whether the roles may be sampled outside a sample. After a refusal, this is False until the next sample."""
         return self._refused_at_ticks != self.cost_ticks
 
     def look_at_roles_for_free(self, *, at_end_of_run: bool = False) -> None:
-        """Let the current sample include the roles, if they are not too many.
+        """Let the next sample include the roles whatever that costs, if they are not too many.
 
         Args:
-            at_end_of_run: whether a run of torch's own code ends. Such samples have an allowance of their own.
+            at_end_of_run: whether a run of torch's own code ends. Such samples have a limit of their own.
         """
         self._is_role_look_free, self.is_at_end_of_run = True, at_end_of_run
 
@@ -341,7 +360,7 @@ class SamplingCosts:
 
     @property
     def may_peek(self) -> bool:
-        """Whether known places may be read at a new peak: a small share of the time, or few so far."""
+        """Whether a peek is allowed: the peeks so far are few, or took a small share of the block's time."""
         if self._peek_count < _FREE_PEEKS:
             return True
         return self._peek_ticks <= _PEEKS_TIME_RATIO * (ticks() - self._start_ticks)
@@ -364,18 +383,28 @@ class SamplingCosts:
 
 
 class SamplingSchedule:
-    """The peaks of one device so far, and the decision whether a sample is worthwhile.
+    """The peaks of one device so far, and the decision whether a birth is worth a sample.
+
+    The *increase* is the live bytes that the block made, with the workspace of the running op. There are three kinds of
+    samples:
+
+    - planned: at the op of an iteration at which the last iteration had its peak, less often if the peak stays equal;
+    - on the way up: when the increase has grown by a factor since the last sample of this kind;
+    - fresh: when the increase is near its highest or above, and many bytes were made since the last sample.
+
+    The time of planned and fresh samples is limited.
 
     Args:
-        base_bytes: live bytes there when the block is entered.
+        base_bytes: live bytes on the device when the block is entered.
         costs: the cost of the samples.
 
     Attributes:
-        peak_op: ops started at the highest of the births that were examined, -1 before the first.
-        is_worth_a_peek: whether the last examined birth made a new peak. After the first iteration, it counts only
-            from the op of the last iteration's peak on.
-        is_new_peak: whether the last examined birth made a new peak in a later iteration than the first.
-        is_too_dear: whether only the time limit of samples prevented one, and none is planned.
+        peak_op: how many ops had started at the birth with the highest increase. -1 before the first birth.
+        is_worth_a_peek: whether the last birth made a new peak. From the second iteration on, a birth counts only if it
+            comes as late in its iteration as the peak of the last iteration, or later.
+        is_new_peak: whether the last birth made a new peak, and not in the first iteration.
+        is_too_dear: whether the last birth was worth a fresh sample and only the time limit prevented it. False while a
+            sample is planned.
     """
 
     def __init__(self, base_bytes: int, costs: SamplingCosts) -> None:
@@ -394,11 +423,11 @@ class SamplingSchedule:
         self._last_peak, self._same_count = (0, -1), 0
 
     def iteration_starts(self, op: int, last_from: int | None = None) -> None:
-        """Plan a sample as many ops after `op` as the last iteration's peak came after its start.
+        """Start an iteration. Plan a sample in it, as many ops after its start as the last iteration's peak came.
 
         Args:
-            op: ops started so far.
-            last_from: the op with which the last iteration began; None for the last call's `op`.
+            op: how many ops have started.
+            last_from: the `op` at which the last iteration began, if this was not called then. None if it was.
         """
         high_bytes, peak_op = self._iteration_high
         start = self._iteration_start if last_from is None else last_from
@@ -411,7 +440,7 @@ class SamplingSchedule:
         self._iteration_start, self._iteration_high, self.is_too_dear = op, (0, -1), False
 
     def worth_from_bytes(self) -> int:
-        """Return the live bytes that a birth must reach to be worth a sample."""
+        """Return the live bytes that a birth must exceed so that `is_worth_it` is called."""
         if self._due_op >= 0:
             return 0
         climb = int(self._next_climb_bytes)
@@ -421,9 +450,9 @@ class SamplingSchedule:
         return self.base_bytes + min(near, climb, new_peak)
 
     def quiet_bytes(self) -> int:
-        """Return the live bytes that a birth or peak must exceed to be worth a sample, until samples are affordable.
+        """Return the live bytes up to which `is_worth_it` need not be called until samples are affordable again.
 
-        -1 unless only the time limit prevented a sample. This saves a test of the time at every birth.
+        Return -1 unless `is_too_dear`. This saves a test of the time at every birth.
         """
         if not self.is_too_dear:
             return -1
@@ -431,17 +460,17 @@ class SamplingSchedule:
 
     @property
     def _next_climb_bytes(self) -> float:
-        """The increase that makes the next sample on the way up worthwhile."""
+        """The increase that a birth must exceed for the next sample on the way up."""
         is_low = self._climbed_bytes < self.base_bytes * _LOW_RATIO
         return self._climbed_bytes * (_LOW_CLIMB_RATIO if is_low else _CLIMB_RATIO)
 
     def is_worth_it(self, born_bytes: int, high_bytes: int, op: int) -> bool:
-        """Return True if a sample should be taken now, at a birth.
+        """Return True if a sample should be taken now, at a birth. Update the attributes.
 
         Args:
             born_bytes: size of the new storage.
             high_bytes: the most live bytes during the op that made it.
-            op: ops started so far.
+            op: how many ops have started.
         """
         self._born_bytes += born_bytes
         self.is_too_dear = False
@@ -449,8 +478,8 @@ class SamplingSchedule:
             self._iteration_high = (high_bytes, op)
         increase, high = high_bytes - self.base_bytes, self._high_bytes
         self.is_new_peak = increase > self._peak_bytes and self._iteration_start > 0
-        is_due = op >= self._iteration_start + self._last_peak[1]
-        self.is_worth_a_peek = is_due and increase > self._peak_bytes
+        is_after_last_peak = op >= self._iteration_start + self._last_peak[1]
+        self.is_worth_a_peek = is_after_last_peak and increase > self._peak_bytes
         if increase > self._peak_bytes:
             self._peak_bytes, self.peak_op = increase, op
         is_due = self._is_due(op)
@@ -468,13 +497,13 @@ class SamplingSchedule:
             return False
         self._due_op = -1
         self._due_count += 1
-        # otherwise time would decide which roles are known at the peak
+        # Otherwise the roles known at the peak would depend on how fast the machine is.
         if self._due_count <= _FREE_DUE_SAMPLES:
             self._costs.look_at_roles_for_free()
         return True
 
     def _is_fresh(self, increase_bytes: int) -> bool:
-        """Return True if enough was born since the last sample, and the increase is near its highest or above."""
+        """Return True if a fresh sample is worthwhile and affordable; see the class."""
         high = self._high_bytes
         enough = self._born_bytes >= high * _FRESH_RATIO * _FRESH_GROWTH_RATIO**self._again
         if not enough or increase_bytes < high * _NEAR_RATIO or self._again >= _MAX_AGAIN:
