@@ -1,13 +1,13 @@
-"""Roles that change while the program runs: storages become gradients, and lose any role.
+"""Roles that change while the program runs: storages become gradients, and storages lose roles.
 
 A backward accumulates gradients only in the leaves of its own graph. So the recorder lists these leaves, and memwatch
-reads only their gradients when the backward ends, and at samples inside one. The program may drop its gradients before
-the next op, so memwatch acts at the end of the backward itself.
+reads only their gradients: when the backward ends, and at samples inside the backward. It does not wait for the next
+op, because the program may drop its gradients before.
 
-torch does not report the end of a role: a `.grad` is set to None, a parameter is replaced, an optimizer's state is
-cleared. So memwatch compares the known roles with the present ones, in each sample and at the end of the block. It does
-not search in an op, in a module's call or in a backward. Each comparison gets a row, because a role may have ended at
-any time between two comparisons.
+torch does not report the end of a role: the program sets a `.grad` to None, replaces a parameter, or clears an
+optimizer's state. So memwatch compares the known roles with the present ones. It does so in samples and at the end of
+the block, but not at every op, call or backward. Each comparison gets a row, because a role may have ended at any time
+between two comparisons.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from memwatch.record.roles import InRole, KnownParameter, Owners, Roles
 
 _grad_of: Final[Callable[[Tensor], Tensor | None]] = getattr_static(Tensor, "grad").__get__
-"""Read `.grad` past a property of the same name in the program's own class of parameters."""
+"""Read torch's own `.grad`. The program's class of parameters may have a property of the same name."""
 _PLAIN: Final = class_ids(Tensor, Parameter)
 _OF_MODULES: Final = (PARAMETER, BUFFER, STEPPED)
 _ENDING: Final = (*_OF_MODULES, GRADIENT, STATE)
 
 
 class Gradients:
-    """Note the gradients of the parameters that a context knows.
+    """Note which storages are gradients of known parameters.
 
     Args:
         roles: the table of roles.
@@ -64,7 +64,13 @@ class Gradients:
         python_functions: the functions that torch calls.
         first_made: number of the first storage that the running backward may have made.
         on_begin: called when a backward begins, in the thread that runs it.
-        on_end: called at its end, before the gradients are noted.
+        on_end: called when a backward ends, before the gradients are noted.
+
+    Private sets of parameters, each by its `id`:
+
+    - `_reached`: by backward, the leaves that may get gradients from it.
+    - `_noted_between_ops`: the parameters whose new gradients were noted outside an op since the last op.
+    - `_noted_in_op`: the parameters whose new gradients a sample noted as existing in an op.
     """
 
     def __init__(
@@ -78,19 +84,19 @@ class Gradients:
         self._is_stopped = False
         self.harmless = Harmless(could_not_record, "the end of a backward")
         self._reached: dict[int, set[int]] = {}
-        self._new: set[int] = set()
-        self._amid: set[int] = set()
-        self._op_of_new = NONE
+        self._noted_between_ops: set[int] = set()
+        self._noted_in_op: set[int] = set()
+        self._noted_at_op = NONE
         self.first_made = 0
         self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__, _AfterOthers.__call__)
-        # one object for all backwards, with a weak reference to this one: a backward that raises may keep callbacks
-        # that it never called
+        # One object serves all backwards. It refers to this one weakly, because a backward that raises may keep its
+        # callbacks without calling them.
         self._at_end = _AtEnd(_AfterOthers(weakref.ref(self)))
 
     def stop(self) -> None:
-        """Stop, even if a backward still runs."""
+        """Note no more gradients, even if a backward still runs."""
         self._is_stopped = True
 
     def backward_begins(self) -> None:
@@ -113,11 +119,11 @@ class Gradients:
 
     @property
     def reached_count(self) -> int:
-        """How many leaves the running backwards may give gradients."""
+        """How many leaves may get gradients from the running backwards."""
         return sum(map(len, self._reached.values()))
 
     def note_reached(self) -> None:
-        """Note the gradients of backwards that ended without `backward_ends`, as after an error."""
+        """Note the gradients of backwards that ended without a call of `backward_ends`, for example by an error."""
         while self._reached:
             self._note(self._parameters.of_keys(self._reached.popitem()[1]))
 
@@ -132,20 +138,22 @@ class Gradients:
             self._note(self._parameters.of_keys(reached))
 
     def note_in_op(self) -> None:
-        """Note the gradients that exist when an op of backward ends. They existed when the op began."""
-        self._note_amid(self._op_counter[0] - 1)
+        """Note the gradients that exist during an op of backward. They have existed since the op began or longer."""
+        self._note_of_running(self._op_counter[0] - 1)
 
     def note_between_ops(self) -> None:
         """Note the gradients that exist between two ops of backward. Autograd may just have set one."""
-        self._note_amid(NONE)
+        self._note_of_running(NONE)
 
-    def _note_amid(self, op: int) -> None:
+    def _note_of_running(self, op: int) -> None:
         for reached in list(self._reached.values()):
             self._note(self._parameters.of_keys(tuple(reached)), op)
 
     def note_of(self, tensors: list[Tensor]) -> None:
-        """Note the gradients of some tensors. Skip this if all of them were noted as new and no op ran since."""
-        if self._op_of_new != self._op_counter[0] or not self._new.issuperset(map(id, tensors)):
+        """Note the gradients of some tensors, unless all of these gradients were noted as new since the last op."""
+        if self._noted_at_op != self._op_counter[0] or not self._noted_between_ops.issuperset(
+            map(id, tensors)
+        ):
             self._note(self._parameters.of_keys(map(id, tensors)))
 
     def note_all(self) -> None:
@@ -162,35 +170,41 @@ class Gradients:
                 yield GRADIENT, grad, (known.name,), known.module
 
     def _note(self, parameters: Iterable[KnownParameter], op: int = NONE) -> None:
-        """Note which storages are gradients of some parameters, now or at an op."""
+        """Note which storages are gradients of some parameters.
+
+        Args:
+            parameters: the parameters.
+            op: the running op, if the gradients are noted during it. -1 between two ops.
+        """
         if self._is_stopped:
             return
         self._storages.record_deaths()
-        if self._op_of_new != self._op_counter[0]:
-            self._new.clear()
-            self._op_of_new = self._op_counter[0]
-        note, is_over = self._roles.note_watched, op == NONE
+        if self._noted_at_op != self._op_counter[0]:
+            self._noted_between_ops.clear()
+            self._noted_at_op = self._op_counter[0]
+        note, between_ops = self._roles.note_watched, op == NONE
         with disable_torch_function():
             for known in parameters:
                 parameter = known()
                 if parameter is None or not autograd_state(parameter).is_leaf:
                     continue
                 grad = _grad_of(parameter)
-                # after backward, the tensor that made a gradient is gone, and no op may use it any more
                 if grad is None:
                     continue
-                is_new = note(grad, GRADIENT, known.module, known.name, op=op, watch_on=is_over)
+                # Backward's own tensor on this storage is gone by now, and perhaps no further op uses the storage.
+                is_new = note(grad, GRADIENT, known.module, known.name, op=op, watch_on=between_ops)
                 if is_new:
-                    (self._new if is_over else self._amid).add(known.key)
-                elif is_over and known.key in self._amid:  # a hook may have removed it since
-                    self._amid.discard(known.key)
+                    (self._noted_between_ops if between_ops else self._noted_in_op).add(known.key)
+                elif between_ops and known.key in self._noted_in_op:
+                    # A hook may remove a gradient after it was noted in an op. This one is still there: note it again.
+                    self._noted_in_op.discard(known.key)
                     self._roles.note_again(grad, GRADIENT, known.module, known.name)
 
 
 class _AtEnd:
-    """Note the gradients after all other callbacks at the end of a backward.
+    """A callback at the end of a backward. It arranges that the gradients are noted after all other callbacks.
 
-    DistributedDataParallel and FSDP2 finish their gradients in such callbacks, and they register them after ours.
+    DistributedDataParallel and FSDP2 finish their gradients in such callbacks, and register them after memwatch's.
     """
 
     def __init__(self, after_others: Callable[[], None]) -> None:
@@ -199,7 +213,7 @@ class _AtEnd:
     def __call__(self) -> None:
         try:
             call_at_end_of_backward(self._after_others)
-        except MemoryError:  # the op that follows has them noted
+        except MemoryError:  # the gradients are noted at the next op
             return
 
 
@@ -213,7 +227,7 @@ class _AfterOthers:
         gradients = self._reference()
         try:
             if gradients is None or frame_callback() is not None:
-                return  # dynamo would compile our code here; the next op notes the gradients
+                return  # dynamo would compile memwatch's code here. The gradients are noted at the next op
         except MemoryError:
             return
         with gradients.harmless:
@@ -221,7 +235,7 @@ class _AfterOthers:
 
 
 class RoleEnds:
-    """Append a row for each comparison, and for each role that has ended.
+    """Compare the known roles with the present ones. Append a row for each comparison and each role that has ended.
 
     Args:
         roles: the known roles.
@@ -252,8 +266,9 @@ class RoleEnds:
         Args:
             frame: the innermost call.
             least_bytes: smaller storages are skipped.
-            in_op: whether an op is running. Then Python code has changed nothing since the op started.
-            is_over: whether that op has ended, and torch's own code alone ran since. New roles begin after it.
+            in_op: whether an op is running. Python code has changed nothing since it started.
+            is_over: whether that op has ended, and only torch's own code has run since. Then roles that are new begin
+                after the op.
         """
         with self._harmless, disable_torch_function():
             self._storages.record_deaths()
@@ -262,31 +277,32 @@ class RoleEnds:
                 for watched in list(self._storages.live.values())
                 if watched.nbytes >= least_bytes
             }
-            # otherwise the op belongs to a step that is not recorded
+            # If no op was recorded yet, the running op belongs to a step that is not recorded.
             in_op = in_op and self._op_counter[0] > 0
             now = self._op_counter[0] - in_op
-            told = sum(1 << role for role in self._told(frame))
-            roles_now = self._roles_now(large, told, now + (in_op and is_over))
+            compared = sum(1 << role for role in self._comparable_roles(frame))
+            roles_now = self._roles_now(large, compared, now + (in_op and is_over))
             self._looks += RoleLooksRow(
-                op=now, in_op=int(in_op), time_ticks=ticks(), least_bytes=least_bytes, roles=told
+                op=now, in_op=int(in_op), time_ticks=ticks(), least_bytes=least_bytes, roles=compared
             )
-            if self._end_all_but(roles_now, large.values(), told, now) or not in_op:
+            if self._end_all_but(roles_now, large.values(), compared, now) or not in_op:
                 self._owners.registry.note_moves()
 
     def verify_modules(self, frame: FrameType | None) -> None:
-        """Note that all parameters and buffers are still in their modules' tables, if that is so.
+        """Append a row for a comparison if all known parameters are still in modules' tables. Do the same for buffers.
 
-        It takes a twentieth of the time of `look`, and is for the middle of an op. It finds no new or ended role.
+        This takes a twentieth of the time of `look`, and is made for the middle of an op. It finds no new or ended
+        roles: if a parameter or buffer is missing, it appends nothing.
 
         Args:
             frame: the innermost call.
         """
-        told = [role for role in (PARAMETER, BUFFER) if role in self._told(frame)]
+        compared = [role for role in (PARAMETER, BUFFER) if role in self._comparable_roles(frame)]
         with self._harmless, disable_torch_function():
             self._storages.record_deaths()
             known, live = self._storages.roles.items(), self._storages.live
             tables = module_dicts([module for module, _ in self._owners.registry.alive()])
-            for role in told:
+            for role in compared:
                 expected = {number for number, bits in known if bits >> role & 1}
                 name = PARAMETERS if role == PARAMETER else BUFFERS
                 held: list[Any] = [table for each in tables if type(table := each.get(name)) is dict]
@@ -311,17 +327,24 @@ class RoleEnds:
         self._storages.roles[storage] &= ~(1 << role)
         self._rows += (storage, role, now - 1, now)
 
-    def _roles_now(self, large: dict[int, int], told: int, begin: int) -> dict[int, int]:
-        """Return the present roles of each storage as bits, limited to the roles in `told`. Note the new ones."""
+    def _roles_now(self, large: dict[int, int], compared: int, begin: int) -> dict[int, int]:
+        """Return the present roles of storages, as bits by the number of the storage. Note the new roles.
+
+        Args:
+            large: the numbers of the storages, by address.
+            compared: the bits of the roles to read.
+            begin: the first op with the new roles.
+        """
         found: dict[int, int] = {}
         known, parameter_bit = self._storages.roles, 1 << PARAMETER
         for role, tensor, words, module in chain(
             self._owners.in_roles(large.keys()), self._gradients.in_role()
         ):
-            bit = told & 1 << role
+            bit = compared & 1 << role
             for number in _numbers_of(tensor, large) if bit else ():
                 bits = found.get(number, 0)
                 if role == STEPPED and (module == NONE or bits & parameter_bit):
+                    # The tensor is in a module's table, or no known module owns it: it counts as a parameter.
                     found[number] = bits | parameter_bit
                     continue
                 found[number] = bits | bit
@@ -329,25 +352,30 @@ class RoleEnds:
                     self._roles.add(number, role, NAMES[role].format(*words), module, op=begin)
         return found
 
-    def _told(self, frame: FrameType | None) -> list[int]:
-        """Return the roles that can be compared now. A module may have some parameters only during a call.
+    def _comparable_roles(self, frame: FrameType | None) -> list[int]:
+        """Return the roles that can be compared now.
 
-        FSDP gives modules whole parameters for a call and moves gradients. A functional call gives them any tensors.
-        The state of an optimizer's wrapper could be read only by running its code.
+        Some of them cannot be compared now:
+
+        - FSDP gives modules whole parameters for a call, and moves gradients.
+        - A functional call gives modules any tensors in place of their own.
+        - The state in a wrapper of an optimizer cannot be read without running the wrapper's code.
         """
-        untold: tuple[int, ...] = () if self._owners.all_state_is_seen else (STATE,)
+        left_out: tuple[int, ...] = () if self._owners.all_state_is_seen else (STATE,)
         if self._roles.was_noted(UNSHARDED):
-            untold += (*_OF_MODULES, GRADIENT)
+            left_out += (*_OF_MODULES, GRADIENT)
         elif any(call.f_code is FUNCTIONAL_CALL_CODE for call in running(frame)):
-            untold += _OF_MODULES
-        return [role for role in _ENDING if role not in untold]
+            left_out += _OF_MODULES
+        return [role for role in _ENDING if role not in left_out]
 
-    def _end_all_but(self, roles_now: dict[int, int], numbers: Iterable[int], told: int, now: int) -> bool:
-        """Append rows for the roles in `told` that some storages have lost. Return whether there are any."""
+    def _end_all_but(
+        self, roles_now: dict[int, int], numbers: Iterable[int], compared: int, now: int
+    ) -> bool:
+        """Append a row for each role in `compared` that a storage has lost. Return whether there are any."""
         known, any_ended = self._storages.roles, False
         for number in numbers:
             bits = known.get(number, 0)
-            over = bits & told & ~roles_now.get(number, 0) if bits else 0
+            over = bits & compared & ~roles_now.get(number, 0) if bits else 0
             for role in _ENDING if over else ():
                 if over >> role & 1:
                     known[number] &= ~(1 << role)
@@ -357,7 +385,7 @@ class RoleEnds:
 
 
 def _numbers_of(tensor: Tensor, large: dict[int, int]) -> Sequence[int]:
-    """Return the numbers of a tensor's storages; empty if the tensor refuses access to them."""
+    """Return the numbers of a tensor's storages that are in `large`. Empty if torch cannot read its storages."""
     try:
         if id(type(tensor)) in _PLAIN and tensor.layout is torch.strided:
             number = large.get(address_of(tensor))

@@ -1,7 +1,7 @@
 """The roles of storages: parameter, gradient, buffer of a collective and so on, each with a name.
 
-`Owners` knows which modules own which parameters and buffers, and which tensors optimizers step and keep. It holds
-objects of the user by weak references only.
+`Owners` knows which modules own which parameters and buffers, which tensors optimizers step, and which tensors are
+their state. It refers to the program's objects by weak references only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NAMES: Final = {
 }
 """Templates for the names of storages, by role."""
 InRole = tuple[int, Tensor, tuple[str, ...], int]
-"""A tensor in a role: the role, the tensor, the words of its name, and the number of its module or -1."""
+"""A tensor in a role: the role, the tensor, the words for the template in `NAMES`, and its module's number or -1."""
 _PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
 _MAX_NAMED_OPTIMIZERS: Final = 8
 """A program with more of them has no line of its own for each. A guess."""
@@ -89,17 +89,17 @@ class Roles:
         self._noted = 0
 
     def owns(self, storage: int) -> bool:
-        """Return True for a storage known as a parameter, a buffer, a gradient or optimizer state."""
+        """Return True for a storage that has any role but `INPUT`, so that a search for its holders is not needed."""
         return bool(self._known.get(storage, 0) & ~(1 << INPUT))
 
     def was_noted(self, role: int) -> bool:
-        """Return True if any storage ever had a role."""
+        """Return True if any storage of the block ever had this role."""
         return bool(self._noted >> role & 1)
 
     def note_watched(
         self, tensor: Tensor, role: int, module: int, *words: str, op: int = NONE, watch_on: bool = False
     ) -> bool:
-        """Note the role of a tensor, and return whether it may be new.
+        """Note the role of a tensor. Return False if its storage is known to have the role already.
 
         This is cheap for a plain tensor whose storage is watched.
 
@@ -107,15 +107,16 @@ class Roles:
             tensor: the tensor.
             role: its role.
             module: number of its module, -1 if there is none.
-            words: the words of its name.
+            words: the words for the template in `NAMES`.
             op: the first op with the new role, -1 for the next op.
-            watch_on: whether the tensor through which the storage is watched may be gone, as after a backward.
+            watch_on: whether the storage may be watched through a tensor that is gone, as after a backward. Then it is
+                watched through its own Python object from now on.
         """
         number = self._watched_number(tensor, watch_on) if type(tensor) is Tensor else NONE
         if number == NONE:
             self.note(tensor, role, NAMES[role].format(*words), module, op)
             if watch_on:
-                self._watch_on(tensor)
+                self._watch_parts(tensor)
         elif self._known.get(number, 0) >> role & 1:
             return False
         else:
@@ -128,13 +129,13 @@ class Roles:
         if number != NONE:
             self.add(number, role, NAMES[role].format(*words), module)
 
-    def _watch_on(self, tensor: Tensor) -> None:
+    def _watch_parts(self, tensor: Tensor) -> None:
         with suppress(RuntimeError, NotImplementedError):
             for part in plain_parts(tensor):
                 self._watched_number(part, True)
 
     def note(self, tensor: Tensor, role: int, name: str, module: int = NONE, op: int = NONE) -> None:
-        """Note the role of the storages that hold the bytes of a tensor, if it is new."""
+        """Note the role of a tensor's storages, if it is new to them."""
         with disable_torch_function():
             try:
                 parts = list(plain_parts(tensor))
@@ -149,7 +150,16 @@ class Roles:
     def add(
         self, storage: int, role: int, name: str, module: int = NONE, *, lives: bool = True, op: int = NONE
     ) -> None:
-        """Note the role of a storage by its number, from an op on or from now on."""
+        """Append a row for the role of a storage.
+
+        Args:
+            storage: number of the storage.
+            role: its role.
+            name: its name.
+            module: number of its module, -1 if there is none.
+            lives: whether the storage is alive. Only the roles of living storages are compared later.
+            op: the first op with the role, -1 for the next op.
+        """
         self._noted |= 1 << role
         if lives:
             self._known[storage] = self._known.get(storage, 0) | 1 << role
@@ -157,12 +167,12 @@ class Roles:
 
 
 class KnownParameter(weakref.ref[Tensor]):
-    """A weak reference to a parameter object. torch may swap the content of the object.
+    """A weak reference to the Python object of a parameter. torch may give this object another tensor's content.
 
     Attributes:
-        key: its `id`.
-        name: its name in its module, or in its optimizer.
-        module: number of its module, -1 if none is known to own it.
+        key: the `id` of the parameter.
+        name: its name in its module or optimizer, or the name of a variable.
+        module: number of its module, -1 if no module is known to own it.
         number: how many parameters were known before it.
     """
 
@@ -174,10 +184,10 @@ class KnownParameter(weakref.ref[Tensor]):
 
 
 class _ReferencesOfOthers:
-    """The module `weakref` for torch's `swap_tensors`, without memwatch's weak references.
+    """A stand-in for the module `weakref` in torch's `swap_tensors`. It does not show memwatch's weak references.
 
-    `swap_tensors` refuses a tensor that has weak references. The function itself is not replaced, because the program
-    may already hold it.
+    `swap_tensors` refuses a tensor that has weak references. memwatch does not replace the function itself, because the
+    program may already refer to it.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -194,13 +204,13 @@ REFERENCES_OF_OTHERS: Final = _ReferencesOfOthers()
 class Parameters:
     """A table of parameters by `id`. An entry lives as long as its parameter.
 
-    The callback of a death is the `append` of a deque, not a Python function. The reason is in
-    `memwatch.record.tables.storages`.
+    When a parameter dies, its weak reference is appended to a deque. The entry is removed at the next call of a method.
+    The callback is the deque's `append`, because a Python function would let a signal handler run.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, KnownParameter] = {}
-        self._gone: deque[weakref.ref[Tensor]] = deque()
+        self._dead_references: deque[weakref.ref[Tensor]] = deque()
         self._count = 0
 
     def __iter__(self) -> Iterator[KnownParameter]:
@@ -217,7 +227,7 @@ class Parameters:
         """Add a parameter with its name, or rename it."""
         self._forget_gone()
         before = self.find(tensor)
-        known = KnownParameter(tensor, self._gone.append)
+        known = KnownParameter(tensor, self._dead_references.append)
         known.key, known.name, known.module = id(tensor), name, module
         known.number = self._count if before is None else before.number
         self._count += before is None
@@ -225,7 +235,7 @@ class Parameters:
 
     def keys_of(self, tensors: Iterable[Tensor]) -> list[int]:
         """Return the keys of the tensors that are known parameters."""
-        self._forget_gone()  # otherwise an `id` may belong to a dead parameter
+        self._forget_gone()  # a new tensor may have the `id` of a dead parameter
         known = self._known
         return [key for key in map(id, tensors) if key in known]
 
@@ -235,7 +245,7 @@ class Parameters:
         return self._known.keys() >= set(map(id, tensors))
 
     def of_keys(self, keys: Iterable[int]) -> list[KnownParameter]:
-        """Return the entries of some parameters, oldest entry first."""
+        """Return the entries with some keys, oldest entry first."""
         self._forget_gone()
         known = self._known
         return sorted((known[key] for key in keys if key in known), key=_number)
@@ -245,7 +255,7 @@ class Parameters:
         self._known.clear()
 
     def _forget_gone(self) -> None:
-        gone, known = self._gone, self._known
+        gone, known = self._dead_references, self._known
         while gone:
             dead = gone.popleft()
             if isinstance(dead, KnownParameter) and known.get(dead.key) is dead:
@@ -269,10 +279,11 @@ class Owners:
         parameters: the known parameters.
         modules: rows of `modules`.
         registry: the known modules.
-        expressions: the program's expressions for its optimizers and models; see the check of `expressions` in
-            `memwatch.capture.check`.
-        all_state_is_seen: whether every optimizer keeps its state in itself. Reading the state of a wrapper would run
-            its code.
+        expressions: the program's expressions for its optimizers and models, such as `self.optimizer`. The check of
+            `expressions` in `memwatch.capture.check` describes the keys.
+        is_all_adagrad: whether all optimizers are torch's own Adagrad, which takes sparse gradients.
+        all_state_is_seen: False if an optimizer is a wrapper of another one. To read the state of a wrapper, its code
+            would have to run.
     """
 
     def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
@@ -289,9 +300,9 @@ class Owners:
         self._stepped: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.expressions: dict[str, Any] = {}
-        self.is_all_adagrad = False  # torch's own, which takes sparse gradients
+        self.is_all_adagrad = False
         self.all_state_is_seen = True
-        self._ends = False
+        self._is_at_end = False
 
     def close(self) -> None:
         """Drop all weak references, because torch refuses to swap a tensor that has one."""
@@ -321,26 +332,26 @@ class Owners:
     def look_again(self, failed: FrameType | None = None) -> None:
         """Search for modules that were never called, at the end of the block.
 
-        A storage that is still unknown was not made by an op. It gets no number, or it would count as alive at the
-        beginning.
+        Ops number the storages that they make. Other storages must get no number now, or they would count as alive at
+        entry. So the tensors of these modules are not noted.
 
         Args:
-            failed: the innermost call of the program that an exception ended. A model whose construction failed is a
-                variable of such a call only, and many programs run out of memory there.
+            failed: the innermost call of the program that an exception ended. If the construction of a model failed,
+                only variables of this call refer to the model. Many programs run out of memory there.
         """
-        self._ends = True
+        self._is_at_end = True
         with self._harmless:
             self.registry.learn((), failed or sys._getframe())
             if failed is not None:
                 self.registry.learn_from_heap()
 
     def in_roles(self, among: KeysView[int] | None = None) -> Iterator[InRole]:
-        """Yield the present parameters, buffers and optimizer states. Tensors that an optimizer steps come last.
+        """Yield the present parameters and buffers of modules. Then yield, for each optimizer, its tensors and state.
 
-        If the module of a tensor is unknown, its row has neither a module nor words for a name.
+        A tensor in a module without a number has no words for a name.
 
         Args:
-            among: addresses of storages. Modules with tensors at other addresses may be skipped.
+            among: addresses of storages. Modules whose tensors all lie at other addresses may be skipped.
         """
         modules = self.registry.alive_and_below()
         while together := list(islice(modules, _AT_ONCE)):
@@ -358,7 +369,7 @@ class Owners:
 
     def _own(self, module: nn.Module, number: int) -> None:
         """Note the roles of a module's own parameters and buffers."""
-        if self._ends:
+        if self._is_at_end:
             return
         attributes = module_dict(module)
         for key, tensor in _tensors_of(attributes, PARAMETERS):
@@ -370,11 +381,11 @@ class Owners:
             self._roles.note(tensor, BUFFER, key, number)
 
     def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> list[Tensor]:
-        """Note the tensors that an optimizer steps, and return them.
+        """Note that the tensors of an optimizer are parameters, and return them.
 
         Args:
             optimizer: the optimizer.
-            frame: the call of its step. Variables there may lead to unknown modules.
+            frame: the call of its step. Its variables may lead to modules that are not known yet.
         """
         tensors = list(_stepped_by(optimizer))
         if self._has_stepped(optimizer) and self.parameters.are_known(tensors):
@@ -398,11 +409,11 @@ class Owners:
         return tensors
 
     def name_leaves(self, leaves: list[Tensor]) -> None:
-        """Learn the names of autograd leaves that no module or optimizer named so far, so that `.grad` gets a role.
+        """Learn the names of autograd leaves that no module or optimizer has named, so that their `.grad` gets a role.
 
-        A program may train a plain tensor, by hand or with an optimizer, or the parameters of a module that it never
-        calls, such as a `ParameterList`. A leaf without a variable belongs to a library, such as an input of a
-        checkpointed region.
+        A program may train a plain tensor. It may also train the parameters of a module that it never calls, such as a
+        `ParameterList`. A leaf that no variable of the program leads to gets no name. It belongs to a library: the
+        input of a checkpointed region is an example.
 
         Args:
             leaves: the leaves that a backward reaches.
@@ -416,28 +427,28 @@ class Owners:
         for key, name in self._names_of(list(unknown.values()), Tensor).items():
             self.parameters.add(unknown[key], name, NONE)
 
-    def _names_of(self, tensors: list[Tensor], asked_for: type) -> dict[int, str]:
-        """Return the program's names of some tensors, by `id`. Empty if no search is worth its time any more.
+    def _names_of(self, tensors: list[Tensor], cls: type) -> dict[int, str]:
+        """Return the program's names of some tensors, by `id`. Empty if the budget of searches is spent.
 
         Args:
             tensors: the tensors.
-            asked_for: the class of the optimizer that steps them, or of the tensors. Each class has a budget of its
-                own.
+            cls: the class of the optimizer that steps them, or of the tensors. Each class has a budget of its own.
         """
         names: dict[int, str] = {}
-        if tensors and self._budget_of_names.spend(asked_for):
+        if tensors and self._budget_of_names.spend(cls):
             with self._harmless:
                 most_ways = _WAYS_AT_FIRST + _WAYS_PER_OP * self._op_counter[0] - self._ways_followed
                 names, followed = names_of_tensors(tensors, sys._getframe(), most_ways)
                 self._ways_followed += followed
         if names:
-            self._budget_of_names.found(asked_for)
+            self._budget_of_names.found(cls)
         return names
 
     def _note_expressions(self, frame: FrameType) -> None:
-        """Note the program's expressions for its models and optimizers, where an optimizer steps for the first time."""
+        """Note the program's expressions for its models and optimizers. Called at an optimizer's first step."""
         living = [each for each in (known() for known in self._stepped.values()) if each is not None]
-        # a copy that steps one parameter in the backward has parameters during this step alone
+        # A program may step each parameter in the backward with a copy of its optimizer. A copy has parameters only
+        # during its step.
         optimizers = [each for each in living if any(_groups_of(each))]
         self.is_all_adagrad = bool(optimizers) and all(type(each) is optim.Adagrad for each in optimizers)
         roots = self.registry.roots()
@@ -451,11 +462,11 @@ class Owners:
         }
 
     def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
-        """Search for the modules that own some tensors, if this may still help.
+        """Search for the modules that own some tensors, unless all are known or the budget of searches is spent.
 
         Args:
-            cls: the class of the optimizer that steps them, or of the tensors. Each class has a budget of its own, so
-                searches that find nothing soon end.
+            cls: the class of the optimizer that steps them, or of the tensors. Each class has a budget of its own. If a
+                search finds nothing, the class gets no further search.
             tensors: the tensors.
             frame: the innermost call.
         """
@@ -522,9 +533,13 @@ def _in_tables(attributes: dict[str, Any], number: int) -> list[InRole]:
 
 
 def _may_lie_in(modules: list[dict[str, Any]], addresses: KeysView[int]) -> bool:
-    """Return False if all tensors of some modules are plain and lie at none of some addresses.
+    """Return False if no tensor of some modules can have one of the addresses.
 
-    A program may have tens of thousands of idle modules, so this checks many in few calls.
+    A program may have tens of thousands of idle modules, so this checks many modules in few calls.
+
+    Args:
+        modules: the attributes of each module.
+        addresses: addresses of storages.
     """
     found: list[Any] = [table for each in modules for table in (each.get(PARAMETERS), each.get(BUFFERS))]
     tables: list[dict[str, Any]] = [each for each in found if type(each) is dict or is_a(each, dict)]
