@@ -1,7 +1,8 @@
 """Hooks on saved tensors: memwatch gives autograd a pack in place of each tensor that autograd saves.
 
-The pack notices when autograd reads the tensor and when autograd frees it. The program must not notice the pack. So the
-pack looks like the program's own object (`hide_hooks`), and its errors have the words of torch's errors.
+A pack is an object that keeps the tensor. It notices when autograd reads the tensor and when autograd frees it. The
+program must not notice the pack. So `ctx.saved_tensors` gives the program's own tensors (`hide_hooks`), and the errors
+have the words of torch's errors.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _ANOMALY_HINT = (
 
 
 class PackedTensor(Protocol):
-    """A pack of either backend that keeps a saved tensor."""
+    """A pack that keeps a saved tensor. The native recorder and the Python recorder each have a class of packs."""
 
     @property
     def packed(self) -> Tensor:
@@ -104,12 +105,12 @@ class PackedTensor(Protocol):
 
 
 def inplace_error(pack: PackedTensor) -> str:
-    """Return the text of the error for a tensor that was written after it was saved (saved_variable.cpp of torch)."""
+    """Return torch's error text for a tensor that was written after it was saved (from torch's saved_variable.cpp)."""
     packed = pack.packed
     original = pack.original()
     node, output_nr = pack.node_name, pack.output_nr
-    # This calls the getter on purpose, because torch calls it here too. The getter rebuilds the history of a view whose
-    # base was changed. So the error names another node than the one from before the change.
+    # This calls the getter `grad_fn` on purpose, because torch calls it here too. If the base of a view was changed,
+    # the getter rebuilds the history of the view. The error then names the new node.
     if original is not None and original.grad_fn is not None:
         node = original.grad_fn.name()
     sizes = nested_sizes_of(packed) if packed.is_nested else list(packed.shape)
@@ -135,8 +136,9 @@ class HiddenHooks(NamedTuple):
     """Functions of one packer that let memwatch hide its hooks from the program.
 
     Attributes:
-        original_of: return the saved tensor of a pack, or None if it is gone or the object comes from elsewhere.
-        hook: let the program's pair (pack, unpack) take over. Return False if this is not possible.
+        original_of: return the saved tensor of a pack. Return None if it is gone, and for any object that another
+            packer or the program made.
+        hook: let the program's pair (pack, unpack) handle the tensor of a pack. Return False if this is not possible.
     """
 
     original_of: Callable[[Any], Any]
@@ -144,7 +146,7 @@ class HiddenHooks(NamedTuple):
 
 
 class Keeper:
-    """Every pack holds this object. When the last pack is freed, torch's own attributes come back."""
+    """An object that every pack of a packer holds. When it is freed, the packer's hooks need no hiding any more."""
 
     __slots__ = ("__weakref__", "_attributes")
 
@@ -153,7 +155,7 @@ class Keeper:
 
 
 class _ReplacedAttributes:
-    """Every keeper holds this object. torch's own attributes are restored when it is freed."""
+    """An object that every keeper holds. When it is freed, the attributes of torch are restored."""
 
     __slots__ = ("__weakref__",)
 
@@ -164,6 +166,7 @@ _replacements: list[weakref.ref[_ReplacedAttributes]] = []
 
 def hide_hooks(hidden_hooks: HiddenHooks) -> Keeper:
     """Hide the hooks of a packer until the returned object is freed."""
+    # the first keeper replaces torch's attributes; later ones share the replacement
     keeper = Keeper((_replacements and _replacements[0]()) or _replace_attributes())
     _hidden.append(hidden_hooks)
     call_when_freed(keeper, partial(_hidden.remove, hidden_hooks))
@@ -182,10 +185,10 @@ def _replace_attributes() -> _ReplacedAttributes:
 
 
 def saved_tensors(ctx: Any) -> tuple[Any, ...]:
-    """Return the tensors that a function saved. autograd's own attribute still reads, checks and frees them."""
+    """Return the tensors that a function saved. Also read autograd's own attribute, so that autograd checks them."""
     try:
         raw = raw_saved_tensors_of(ctx)
-        packed = list(map(_data, raw))  # first, because torch may drop them when it returns their values
+        packed = list(map(_data, raw))  # before `saved_tensors_of`, because torch may drop the packs there
     except (MemoryError, RuntimeError) as error:
         # RuntimeError: they are freed, and autograd raises its own error below
         pass_on(error)
@@ -196,17 +199,22 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
             for at, pack in enumerate(packed):
                 for hidden_hooks in _hidden:
                     original = hidden_hooks.original_of(pack)
+                    # For the function's own output, autograd gives a new tensor, also without memwatch.
                     if original is not None and autograd_state(original, with_node=True).grad_fn is not ctx:
                         values[at] = original
     except (MemoryError, RuntimeError) as error:
-        # Torch raises a RuntimeError if it has no memory for a Python object of a tensor. The values from autograd are
-        # right, too.
+        # torch raises a RuntimeError if it has no memory for the Python object of a tensor. The values from autograd
+        # are right, but they are other objects than the saved ones.
         pass_on(error)
     return tuple(values)
 
 
 def register_hooks(saved: Any, *hooks: Any, **named: Any) -> None:
-    """Register hooks of the program on one saved tensor. torch's own function raises the errors for wrong arguments."""
+    """Register hooks of the program on one saved tensor.
+
+    If memwatch packed the tensor, its pack calls the hooks. torch's own function handles all other tensors, and raises
+    the errors for wrong arguments.
+    """
     pair = (*hooks, *(named[name] for name in ("pack_hook", "unpack_hook") if name in named))
     if len(pair) == 2 and all(map(callable, pair)):
         packed = saved.data
@@ -229,7 +237,7 @@ class Packer(Protocol):
 
     @property
     def unpacks(self) -> Table:
-        """Rows of their uses and their release."""
+        """Rows of the times at which autograd reads and frees them."""
 
     @property
     def hooks(self) -> Hooks:
@@ -244,16 +252,16 @@ class Packer(Protocol):
         """The functions that hide the hooks from the program."""
 
     def set_outer(self, hooks: Hooks | None) -> None:
-        """Set hooks of the program, pushed before, that do the packing."""
+        """Set the program's hooks that were pushed before the block. They pack the tensors, inside memwatch's packs."""
 
     def set_keeper(self, keeper: object) -> None:
-        """Set the object that every new pack holds. The hooks are hidden as long as it lives."""
+        """Set the object that every new pack holds, so that the hooks stay hidden while any pack lives."""
 
     def living_by_sequence(self) -> dict[int, list[int]]:
-        """Return the numbers of the storages that autograd keeps now, by the sequence number of their node."""
+        """Return the numbers of the storages that autograd keeps now, by the sequence number of the node."""
 
     def close(self) -> None:
-        """Stop appending rows, and release the block. Packs in the program's graph go on working."""
+        """Append no more rows, and refer to the block no more. Packs in the program's graphs still work."""
 
 
 _FORWARD_MODE: Final = (
@@ -276,7 +284,7 @@ class SavedTensorHooks:
         self._packer = packer
         self._hooks = packer.hooks
         self._outer: Hooks | None = None
-        self._taken_off_in: set[int] = set()  # threads whose hooks torch has disabled
+        self._disabled_threads: set[int] = set()  # threads in which torch has disabled hooks
         self._patches = Patches()
         self.python_functions: tuple[Callable[..., Any], ...] = (
             *packer.python_functions,
@@ -286,7 +294,7 @@ class SavedTensorHooks:
         )
 
     def start(self) -> None:
-        """Push the hooks, above the program's hooks."""
+        """Push the hooks. If the program has pushed hooks before, memwatch's packs call them."""
         self._outer = top_saved_hooks()
         self._packer.set_outer(self._outer)
         push_saved_hooks(*self._hooks)
@@ -309,24 +317,26 @@ class SavedTensorHooks:
 
     def pause(self) -> None:
         """Remove the hooks until `resume`. Hooks that the program pushed inside the block stay."""
-        above = []
+        above = []  # the program's hooks above memwatch's: take them off, and push them again below
         while (top := top_saved_hooks()) is not None:
             pop_saved_hooks()
             if top[0] is self._hooks[0]:
                 break
             above.append(top)
-        else:  # the program left a context of hooks from before the block, and so popped our hooks instead of its own
+        else:
+            # memwatch's hooks are gone. The program has left a context of hooks that it entered before the block, and
+            # torch popped memwatch's hooks instead of the program's. So pop the program's hooks for it.
             above = [hooks for hooks in above if self._outer is None or hooks[0] is not self._outer[0]]
         for hooks in reversed(above):
             push_saved_hooks(*hooks)
 
     def resume(self) -> None:
         """Push the hooks again. If torch has disabled hooks, they come back when torch enables them."""
-        if get_ident() not in self._taken_off_in:
+        if get_ident() not in self._disabled_threads:
             push_saved_hooks(*self._hooks)
 
     def _program_hooks(self, current: Callable[[], Hooks | None]) -> Hooks | None:
-        """Return the program's hooks to torch. memwatch's hooks do not belong to the program."""
+        """Return the hooks that torch would find without memwatch."""
         found = current()
         return program_hooks_of(self._outer) if found is not None and found[0] is self._hooks[0] else found
 
@@ -340,19 +350,20 @@ class SavedTensorHooks:
             self._note("observer", _FORWARD_MODE)
 
     def _disabling(self, disable: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Remove memwatch's hooks when torch disables hooks, because torch refuses if hooks are active.
+        """Remove memwatch's hooks when torch disables hooks, because torch cannot disable hooks that are active.
 
         `torch.autograd.graph.disable_saved_tensors_hooks` calls this, and so does dynamo's compiled form of it. That
-        function itself is not replaced, because dynamo knows it by its identity.
+        function itself is not replaced, because dynamo recognizes it by its identity.
         """
         top = top_saved_hooks()
+        # If the program has active hooks too, leave all of them, so that torch raises its error.
         if top is not None and top[0] is self._hooks[0] and self._outer is None:
             pop_saved_hooks()
-            self._taken_off_in.add(get_ident())
+            self._disabled_threads.add(get_ident())
         disable(*args, **kwargs)
 
     def _enabling(self, enable: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         enable(*args, **kwargs)
-        if get_ident() in self._taken_off_in:
-            self._taken_off_in.discard(get_ident())
+        if get_ident() in self._disabled_threads:
+            self._disabled_threads.discard(get_ident())
             push_saved_hooks(*self._hooks)
