@@ -1,4 +1,7 @@
-"""Read names and attributes of objects without running code of their classes, and find the lines that set them."""
+"""Read names and attributes of objects, and find the source lines that assign attributes and global variables.
+
+Nothing here runs code of the objects' classes.
+"""
 
 from __future__ import annotations
 
@@ -29,31 +32,31 @@ if TYPE_CHECKING:
 _MOST_DECORATORS: Final = 16
 _IN_FUNCTION: Final = "<locals>"
 GENERATED: Final = "<string>"
-"""The file of code that no file has: the `__init__` of a dataclass, and the methods of a named tuple."""
+"""The `co_filename` of generated code, such as the `__init__` of a dataclass and the methods of a named tuple."""
 _LOADS: Final = ("LOAD_FAST", "LOAD_DEREF")
 _REBINDS: Final = ("STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF")
 _TYPE_NAME: Final = type.__dict__["__qualname__"].__get__
 _WEAK_OFFSET: Final = type.__dict__["__weakrefoffset__"].__get__
 _ITEM_SIZE: Final = type.__dict__["__itemsize__"].__get__
 class_name: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
-"""Return the `__name__` of a class without asking its metaclass."""
+"""Return the `__name__` of a class without running code of its metaclass."""
 
 
 def type_name(cls: type) -> str:
-    """Return the name of a class without asking its metaclass."""
+    """Return the short qualified name of a class without running code of its metaclass."""
     name: str = _TYPE_NAME(cls)
     return short_qualname(name)
 
 
 def short_qualname(qualname: str) -> str:
-    """Return a qualified name without the ``<locals>`` that Python writes into it."""
+    """Return a qualified name without ``<locals>.``, which Python puts between a function and a name inside it."""
     return str.replace(qualname, "<locals>.", "")
 
 
 def lacks_weak_slot(cls: type) -> bool:
-    """Return True for a class with `__slots__` that could have `__weakref__` among them, and has not.
+    """Return True if `__weakref__` in `__slots__` would allow weak references to a class's objects, but is missing.
 
-    A class whose objects vary in size, as a tuple's, cannot have it.
+    Objects of variable size, such as tuples, can have no such slot: the result is False.
     """
     if _WEAK_OFFSET(cls) or _ITEM_SIZE(cls):
         return False
@@ -61,9 +64,10 @@ def lacks_weak_slot(cls: type) -> bool:
 
 
 def is_weak_key_class(cls: type) -> bool:
-    """Return True if a `WeakKeyDictionary` can keep objects of a class, and each of them equals itself alone.
+    """Return True if a `WeakKeyDictionary` can replace a dictionary whose keys are objects of a class.
 
-    Where another object can equal a key, a lookup is made with a new object. A weak entry for it dies at once.
+    The objects must allow weak references and compare by identity. If they compare by value, a program can drop the key
+    of an entry and look the entry up with an equal object. A `WeakKeyDictionary` would lose the entry with the key.
     """
     return bool(_WEAK_OFFSET(cls)) and all(
         next((base for base in mro_of(cls) if name in type_dict(base)), None) is object
@@ -72,7 +76,7 @@ def is_weak_key_class(cls: type) -> bool:
 
 
 def class_place(cls: type) -> tuple[str | None, int | None]:
-    """Return the file and line of the first function defined in a class; (None, None) if it has only data."""
+    """Return the file and line of the first method that a class defines; (None, None) for a class of only data."""
     for function, _ in _functions_of(cls):
         module = function.__module__
         if type(module) is str and module == _module_of(cls):
@@ -81,16 +85,17 @@ def class_place(cls: type) -> tuple[str | None, int | None]:
 
 
 def name_in_code(cls: type) -> str:
-    """Return the name of a class in the code, if a function made the class and then renamed it.
+    """Return the name that a class has in its `class` statement, if a function made the class and renamed it.
 
-    Functions that make a class for each of their arguments often name it after the argument. The qualified names of
-    the methods keep the name in the code. Empty for a class that has its own name, or no method of its own.
+    For example, a function may make a class for each argument and name it after the argument. The qualified names of
+    the methods still contain the first name. Otherwise, and for a class of only data, the
+    result is empty.
     """
     name: str = _TYPE_NAME(cls)
     for value in type_dict(cls).values():
         function = function_of(value)
         if type(function) is FunctionType and function.__module__ == _module_of(cls):
-            # of the code: Python 3.11
+            # Python 3.10 has no `co_qualname`
             qualname: str = getattr(function.__code__, "co_qualname", function.__qualname__)
             written = qualname.rpartition(".")[0]
             return written if _IN_FUNCTION in written and written != name else ""
@@ -101,10 +106,9 @@ class Assignment(NamedTuple):
     """The place where an attribute gets its value.
 
     Attributes:
-        file: source file; the file of the class if its methods never assign the attribute.
-        line: line in that file; None if its methods never assign the attribute.
-        of_argument: True if the line stores an argument of its function unchanged, so that the caller has the value
-            too.
+        file: the source file. If the methods of the class never assign the attribute, it is the file of the class.
+        line: the line in that file; None if the methods never assign the attribute.
+        of_argument: True if the line stores an argument of its function unchanged. Then the caller has the value too.
     """
 
     file: str | None
@@ -113,7 +117,7 @@ class Assignment(NamedTuple):
 
 
 _PLACES: Final[dict[int, tuple[weakref.ref[type], dict[str, Assignment]]]] = {}
-"""The assignments that were found in each class, by its id. A class may be unhashable, so it is no key itself."""
+"""The assignments found in each class. The key is the `id` of the class, because a class may be unhashable."""
 _MOST_CLASSES: Final = 1_000
 """Classes that `_PLACES` has at most. A guess."""
 
@@ -121,8 +125,9 @@ _MOST_CLASSES: Final = 1_000
 def assignment_place(cls: type, name: str) -> Assignment:
     """Return where the methods of a class first assign an attribute something other than None.
 
-    An assignment to `self` comes before one to another object, which may be of another class. The file is None for a
-    class without functions of its own. A report about an optimizer asks for the same few attributes a thousand times.
+    An assignment to an attribute of `self` wins over an assignment to an attribute of another object, which may have
+    another class. If no method assigns the attribute, the result has the file of the class without a line. Results are
+    cached, because a report about an optimizer needs the same few attributes a thousand times.
     """
     known = _PLACES.get(id(cls))
     if known is None or known[0]() is not cls:  # another class may have the address now
@@ -147,8 +152,9 @@ def _assignment_place(cls: type, name: str) -> Assignment:
                 found = Assignment(code.co_filename, store.line, store.of_argument)
                 if found.file == GENERATED:
                     found = Assignment(file, None, store.of_argument)
-                # Return the line that stores the value, not the line `self.last = None` in an `__init__`. An attribute
-                # that begins as None must not be made weak: in lightning's Trainer this freed nothing.
+                # Prefer a line that stores a value over a line that stores None, such as `self.last = None` in an
+                # `__init__`. `of_argument` leads to the advice to make the reference weak. For an attribute that
+                # begins as None this is wrong: in lightning's Trainer it freed nothing.
                 if of_none is not None:
                     found = found._replace(of_argument=False)
                 if store.of_none:
@@ -161,22 +167,22 @@ def _assignment_place(cls: type, name: str) -> Assignment:
 
 
 def _functions_of(cls: type) -> Iterator[tuple[FunctionType, str]]:
-    """Yield the methods of a class and the functions of its properties, each with its name for its own object."""
+    """Yield the methods of a class and the functions of its properties, each with the name of its `self` argument."""
     for member in list(type_dict(cls).values()):
         for function in map(function_of, _called_by(member)):
             if type(function) is FunctionType:
-                yield function, _own_object(function.__code__, member)
+                yield function, _name_of_self(function.__code__, member)
 
 
 def _called_by(member: Any) -> tuple[Any, ...]:
-    """Return the functions of a property; any other member of a class as it is."""
+    """Return the getter and setter of a property, the function of a cached property, or the member itself."""
     if type(member) is property:
         return member.fget, member.fset
     return (member.func,) if type(member) is functools.cached_property else (member,)
 
 
 def function_of(value: Any) -> Any:
-    """Return the function of a static method, of a class method, within decorators; anything else as it is."""
+    """Return the function inside a static method, a class method or decorators; anything else unchanged."""
     value = value.__func__ if type(value) is staticmethod or type(value) is classmethod else value
     for _ in range(_MOST_DECORATORS):
         inner = value.__dict__.get("__wrapped__") if type(value) is FunctionType else None
@@ -191,9 +197,9 @@ class Store(NamedTuple):
 
     Attributes:
         line: its line.
-        owner: the variable whose attribute it is; None for any other owner, such as the result of a call.
-        of_argument: True if it stores an argument of the function as it is.
-        of_none: True if it stores None.
+        owner: the `x` of `x.name = value`; None for any other expression, as in `f().name = value`.
+        of_argument: True for the assignment of an unchanged argument of the function.
+        of_none: True for the assignment of None.
     """
 
     line: int
@@ -213,6 +219,7 @@ def stores_of(code: CodeType, name: str) -> tuple[Store, ...]:
         if instruction.opname == "STORE_ATTR" and instruction.argval == name:
             place = getattr(getattr(instruction, "positions", None), "lineno", None) or line
             owner, value = _variables_before(before)
+            # the value is loaded before the owner
             of_none = [each.argval for each in before[-2:-1] if each.opname == "LOAD_CONST"] == [None]
             found.append(Store(place, owner, value in _arguments(code), of_none))
         before.append(instruction)
@@ -220,9 +227,13 @@ def stores_of(code: CodeType, name: str) -> tuple[Store, ...]:
 
 
 def _variables_before(before: list[dis.Instruction]) -> tuple[str | None, str | None]:
-    """Return the variable whose attribute a `STORE_ATTR` after some instructions assigns, and the one it stores."""
-    names: list[str] = []  # the owner is loaded last
-    through = 0  # attributes between the variable and the owner: `self.child.parent = parent`
+    """Return the variables `x` and `value` of the statement `x.name = value`, each None for any other expression.
+
+    Args:
+        before: the instructions of the function before the `STORE_ATTR`.
+    """
+    names: list[str] = []  # the owner first: it is loaded last, and this reads backward
+    through = 0  # attributes between the variable and the owner: 1 for `self.child.parent = parent`
     for instruction in reversed(before):
         if instruction.opname.startswith(_LOADS):  # newer Pythons load two variables by one instruction
             loaded = instruction.argval
@@ -239,7 +250,7 @@ def _variables_before(before: list[dis.Instruction]) -> tuple[str | None, str | 
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(code: CodeType) -> frozenset[str]:
-    """Return the arguments of a function that it does not give another value."""
+    """Return the arguments that a function never rebinds. `*args` and `**kwargs` are not among them."""
     count = code.co_argcount + code.co_kwonlyargcount
     stored = {
         name
@@ -256,9 +267,9 @@ def _module_of(cls: type) -> str | None:
 
 
 def plain_text(value: object) -> str | None:
-    """Return a text, one of a subclass of `str` as a plain one; None for all else.
+    """Return the text of an object as a plain `str`, also if its class is a subclass of `str`; None for other objects.
 
-    To compare or look up anything else may run its `__eq__` and `__hash__`.
+    Callers compare only the result, because comparing the object itself could run its `__eq__` or `__hash__`.
     """
     if type(value) is str:
         return value
@@ -266,7 +277,7 @@ def plain_text(value: object) -> str | None:
 
 
 def instance_dict(obj: object) -> dict[str, Any] | None:
-    """Return the attribute dictionary of an object, whatever its class overrides."""
+    """Return the attribute dictionary of an object, even if its class overrides `__dict__` or `__getattribute__`."""
     for base in mro_of(type(obj)):
         descriptor = type_dict(base).get("__dict__")
         if type(descriptor) is GetSetDescriptorType or type(descriptor) is MemberDescriptorType:
@@ -289,7 +300,10 @@ def _slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
 
 
 _slots_of: Final = ByClass(_slots)
-"""A class has hundreds of entries. A search for slots among them took 83 us for each object of some classes."""
+"""Return the slots of a class, from a cache.
+
+A class may have hundreds of entries. Without the cache, finding the slots took 83 us for each object of some classes.
+"""
 
 
 def attributes(obj: object) -> Iterator[tuple[str, object]]:
@@ -315,21 +329,24 @@ def in_interactive_shell() -> bool:
 
 
 def in_ipython() -> bool:
-    """Return True if an IPython shell runs this process. A program may only import IPython."""
+    """Return True if an IPython shell runs this process. A program that merely imports IPython does not count."""
     ipython = sys.modules.get("IPython")
     get_ipython = getattr(ipython, "get_ipython", None)  # absent while another thread imports IPython
     return get_ipython is not None and get_ipython() is not None
 
 
 _STORE_ATTR: Final = dis.opmap["STORE_ATTR"]
-_READ: Final = (CodeOwner.PROGRAM, CodeOwner.INSTALLED)
-"""Whose functions are named, in this order: torch and Python set few attributes of others' objects."""
-_OTHERS: Final = (CodeOwner.TORCH, CodeOwner.PYTHON)
-"""Whose functions may have made the assignment instead."""
+_OWNERS_TO_NAME: Final = (CodeOwner.PROGRAM, CodeOwner.INSTALLED)
+"""Owners of the functions that a report can name as the place of an assignment. The first one with such functions wins.
+
+torch and Python are left out, because they rarely set attributes on objects of other classes.
+"""
+_OTHER_OWNERS: Final = (CodeOwner.TORCH, CodeOwner.PYTHON)
+"""If one of their functions assigns the attribute too, no place is named."""
 
 
 def with_line(edge: Edge) -> Edge:
-    """Return a reference with the line that makes it where its class has none and one function alone is a candidate."""
+    """Add the line of the assignment to an attribute's edge without a line, if only one function can have made it."""
     if not edge.kind.row.is_attribute or edge.line is not None or not edge.name:
         return edge
     found = _only_assignment(edge.name, len(sys.modules))
@@ -338,20 +355,24 @@ def with_line(edge: Edge) -> Edge:
 
 @functools.lru_cache(maxsize=512)
 def _only_assignment(name: str, modules: int) -> tuple[str, int] | None:
-    """Return the file and line of the one function of the program that assigns an attribute, else of the one package's.
+    """Return the file and line of the only function that assigns an attribute to an object of another class.
 
-    None if several functions do: which of them did is not known. A function of a package that makes the object itself
-    did not: objects of other classes come to it as arguments. The object's class may get its attribute by other means,
-    such as `vars(self).update(values)`.
+    Functions of the program are considered first, and functions of packages only if none of the program assigns it.
+    In three cases the function is unknown and the result is None:
+
+    - No function assigns the attribute. Its class may set it by `vars(self).update(values)`, for example.
+    - Several functions do, or a function of torch or Python does too.
+    - The only function is a package's, and sets the attribute of a local variable other than an argument. It probably
+      made that object itself. Objects of the program's classes come to it as arguments.
 
     Args:
         name: the attribute.
-        modules: how many modules are loaded; a later call with more of them reads their functions too.
+        modules: number of loaded modules. It is used only in the cache's key: a result may change after an import.
     """
-    # by place, because the code of a function equals the code of its copy in another file
-    found: dict[CodeOwner, set[tuple[str, int]]] = {owner: set() for owner in _READ}
+    # compare places and not codes: the codes of equal functions in two files are equal
+    found: dict[CodeOwner, set[tuple[str, int]]] = {owner: set() for owner in _OWNERS_TO_NAME}
     made_inside: set[tuple[str, int]] = set()
-    for code, store in _assignments(name, _CODES_READ.of_modules()):
+    for code, store in _assignments(name, _CODES_TO_NAME.of_modules()):
         owner, place = code_owner(code.co_filename), (code.co_filename, store.line)
         found[owner].add(place)
         if (
@@ -369,7 +390,7 @@ def _only_assignment(name: str, modules: int) -> tuple[str, int] | None:
 
 
 def _assignments(name: str, codes: Iterable[tuple[CodeType, str]]) -> Iterator[tuple[CodeType, Store]]:
-    """Yield the functions that assign an attribute of an object that is not their own, and the first such statement."""
+    """Yield each function that sets the attribute of an object other than its `self`, with the first such statement."""
     for code, own in codes:
         stores = stores_of(code, name) if _may_assign(code, name) else ()
         others = [store for store in stores if store.owner is None or store.owner != own]
@@ -378,17 +399,21 @@ def _assignments(name: str, codes: Iterable[tuple[CodeType, str]]) -> Iterator[t
 
 
 def _may_assign(code: CodeType, name: str) -> bool:
-    """Return False if a function surely assigns no attribute of a name; disassembling it costs a hundred times more."""
+    """Return False if a function surely never sets the attribute. Disassembling it takes a hundred times as long."""
+    # an instruction is two bytes: the operation, and the lowest byte of its argument
     return name in code.co_names and bytes((_STORE_ATTR, code.co_names.index(name) & 0xFF)) in code.co_code
 
 
 class _Codes:
-    """The code of the functions of some owners in loaded modules, inner functions included.
+    """The code objects of all functions in the loaded modules, if certain owners wrote them.
 
-    Each comes with a method's name for its own object, such as `self`: an assignment to it sets an attribute of its
-    class. A module is read once, and again when its number of names has changed. A report needs many names, and many
-    modules import one function. With transformers loaded, the modules have 255,000 codes of packages, 40,000 of them
-    different. A search for a name in these takes a twentieth of the time to read all modules.
+    Functions inside functions are included. Each code object comes with the name of its first argument if it is a
+    method, such as `self`, because a method may set attributes of its own object.
+
+    The code objects are cached, because a report looks for many attributes, and many modules import the same function.
+    With transformers loaded, the modules refer 255,000 times to one of 40,000 code objects of packages. To look for an
+    attribute in these takes a twentieth of the time that reading all modules takes. A module is read again only when
+    its number of names has changed.
     """
 
     def __init__(self, owners: tuple[CodeOwner, ...]) -> None:
@@ -397,39 +422,39 @@ class _Codes:
         self._read: dict[str, tuple[int, int]] = {}
 
     def of_modules(self) -> list[tuple[CodeType, str]]:
-        """Return the codes of all modules that are loaded now or were, each once."""
+        """Return the code objects of all modules that are loaded now or were at an earlier call, each once."""
         for name, module in list(sys.modules.items()):
             values = instance_dict(module) if is_a(module, ModuleType) else None
             now = id(module), len(values or ())
             if values is not None and self._read.get(name) != now:
                 self._read[name] = now
-                self._known.update((id(code), (code, own)) for code, own in self._of(values))
+                self._known.update((id(code), (code, own)) for code, own in self._of_module(values))
         return list(self._known.values())
 
-    def _of(self, values: dict[str, Any]) -> Iterator[tuple[CodeType, str]]:
+    def _of_module(self, values: dict[str, Any]) -> Iterator[tuple[CodeType, str]]:
         file = values.get("__file__")
         if type(file) is str and code_owner(file) not in self._owners:
             return
         for value in list(values.values()):
             if is_a(value, type):
                 for member in list(type_dict(value).values()):
-                    for code in _read(_called_by(member), self._owners):
-                        yield from _nested(code, _own_object(code, member))
+                    for code in _codes_of(_called_by(member), self._owners):
+                        yield from _nested(code, _name_of_self(code, member))
             else:
-                for code in _read([value], self._owners):
+                for code in _codes_of([value], self._owners):
                     yield from _nested(code, "")
 
 
-_CODES_READ: Final = _Codes(_READ)
-_CODES_OF_OTHERS: Final = _Codes(_OTHERS)
+_CODES_TO_NAME: Final = _Codes(_OWNERS_TO_NAME)
+_CODES_OF_OTHERS: Final = _Codes(_OTHER_OWNERS)
 
 
-def _own_object(code: CodeType, member: object) -> str:
-    """Return a method's name for its own object; "" for a function that is called without one."""
+def _name_of_self(code: CodeType, member: object) -> str:
+    """Return the name of a method's `self` argument; "" for a static method and a function without arguments."""
     return "" if type(member) is staticmethod or not code.co_argcount else code.co_varnames[0]
 
 
-def _read(values: Iterable[object], owners: tuple[CodeOwner, ...]) -> Iterator[CodeType]:
+def _codes_of(values: Iterable[object], owners: tuple[CodeOwner, ...]) -> Iterator[CodeType]:
     for function in map(function_of, values):
         if type(function) is FunctionType:
             file = function.__code__.co_filename
@@ -444,31 +469,32 @@ def _nested(code: CodeType, own: str) -> Iterator[tuple[CodeType, str]]:
             yield from _nested(constant, own)
 
 
-# Where the text of a module gives a name its value: the line to edit of a global variable.
+# The rest of this file finds the line of a module that binds a global variable, because the user must edit that line.
 #
-# The current line of a running module is another one when memwatch searches, such as the call of the optimizer's
-# step.
+# The current line of a running module does not help. It is a later line, such as the call of the optimizer's step.
 _GLOBAL_STORES: Final = frozenset({dis.opmap["STORE_GLOBAL"]})
 _STORES: Final = _GLOBAL_STORES | {dis.opmap["STORE_NAME"]}
 _MODULES: Final = 16
 """Number of modules whose lines are remembered. A guess: few modules run at once."""
 _BINDS: Final = re.compile(r"^(?:(?:class|def|async def) +(\w+)|(\w+) *(?::[^=\n]+)?=(?!=))", re.MULTILINE)
-"""A statement at the beginning of a line that gives a name its value."""
+"""An unindented statement that binds a global variable, the first on its line."""
 _LONGEST_SOURCE: Final = 1 << 21
 """Bytes. memwatch does not read a longer source file. To compile 1 MiB takes 0.2 s."""
 
 
 def binding_line(code: CodeType, name: str, line: int) -> int | None:
-    """Return the line that gave a name its value: the last such line up to `line`, else the last of all.
+    """Return the line of a running module that bound a global variable last.
 
-    If only functions bind the name, with `global`, it is the line of the one that does. None if several lines of
-    functions do: which of them ran last is not known.
+    - If lines of the module's body bind the name, it is the last of them up to `line`. If all of them are below `line`,
+      the module runs a loop again, and it is the last of all.
+    - If only a function binds the name, with `global`, it is that line. If several lines of functions do, return None:
+      any of them may have run last.
+    - If no line of the module binds the name, another module does so, and the result is `line`.
 
     Args:
         code: the body of a module.
         name: the global variable.
-        line: the module's current line. It is returned if no line of the module's text binds the name, because another
-            module does so.
+        line: the module's current line.
     """
     lines = _lines_of(code).get(name)
     if lines:
@@ -485,7 +511,7 @@ def _lines_of(code: CodeType) -> dict[str, set[int]]:
 
 @functools.lru_cache(_MODULES)
 def _lines_of_functions(code: CodeType) -> dict[str, set[int]]:
-    """Return the lines of a module's functions that bind each global variable."""
+    """Return the lines of a module's functions that bind each global variable by a `global` statement."""
     found: dict[str, set[int]] = {}
     for inner, _ in itertools.islice(_nested(code, ""), 1, None):
         for name, lines in _lines_binding(inner, _GLOBAL_STORES).items():
@@ -494,10 +520,10 @@ def _lines_of_functions(code: CodeType) -> dict[str, set[int]]:
 
 
 def _lines_binding(code: CodeType, stores: frozenset[int]) -> dict[str, set[int]]:
-    """Return the lines that bind each name; read from the bytes, because `dis` takes tens of times as long."""
+    """Return the lines that bind each name. Read the bytecode itself, because `dis` takes tens of times as long."""
     starts, raw = dict(dis.findlinestarts(code)), code.co_code
     found: dict[str, set[int]] = {}
-    line, high = 0, 0
+    line, high = 0, 0  # `high`: the upper bytes of an argument, which EXTENDED_ARG instructions give first
     for offset in range(0, len(raw), 2):
         line = starts.get(offset) or line
         operation, low = raw[offset], raw[offset + 1]
@@ -508,19 +534,22 @@ def _lines_binding(code: CodeType, stores: frozenset[int]) -> dict[str, set[int]
 
 
 def line_in_source(file: str, name: str, line: int) -> int | None:
-    """Return the line of an imported module's source that gives a name its value: the body itself is gone.
+    """Return the last line of an imported module that binds a global variable.
 
-    None if several lines of functions do so with `global`.
+    Python drops the code object of a module's body after the import, so this reads the source file. If only functions
+    bind the name, with `global`, the result is their line, or None if several lines do.
 
     Args:
-        file: the source.
+        file: the source file.
         name: the global variable.
-        line: returned where no statement binds the name.
+        line: the result if no statement binds the name.
     """
     found = _lines_in(file).get(name)
     if found is not None:
         return found
-    code = _code_of(file)  # as for the second variable of `losses = []; feats = []`
+    # `_lines_in` finds only unindented statements, and only the first on a line. It misses `feats` in
+    # `losses = []; feats = []`, and names that only functions bind.
+    code = _code_of(file)
     if code is None:
         return line
     lines = _lines_of(code).get(name)
@@ -529,16 +558,16 @@ def line_in_source(file: str, name: str, line: int) -> int | None:
 
 @functools.lru_cache(_MODULES)
 def _code_of(file: str) -> CodeType | None:
-    """Return the body of a module, compiled again; None for a text that cannot be read, or is no Python."""
+    """Compile a module's source again and return its body; None if the source is unreadable or has a syntax error."""
     source = _source_of(file)
     return compiled(source, file) if source else None
 
 
 def _source_of(file: str) -> str:
-    """Return the text of a source file; empty if it is missing, is too long or is no text."""
+    """Return the text of a source file. It is empty if the file is missing, too long, a pipe or not UTF-8."""
     try:
         path = Path(file)
-        # a script may come through a pipe
+        # `python <(...)` has a pipe as its file; reading it would take text away from the program
         is_source = path.is_file() and path.stat().st_size <= _LONGEST_SOURCE
         return path.read_text(encoding="utf-8") if is_source else ""
     except (OSError, ValueError) as error:
@@ -548,7 +577,7 @@ def _source_of(file: str) -> str:
 
 @functools.lru_cache(_MODULES)
 def _lines_in(file: str) -> dict[str, int]:
-    """Return the last line that binds each name."""
+    """Return the last line that binds each name. Search the text for unindented statements, the first of each line."""
     source = _source_of(file)
     found: dict[str, int] = {}
     line, position = 1, 0

@@ -1,8 +1,9 @@
-"""The places that keep objects of a Python process alive, also the places that gc cannot see.
+"""Find the roots: the places that keep objects of a Python process alive, such as running calls and modules.
 
-A snapshot needs all of them. A bounded search starts at some of them, in the order of interest to a reader: the
-program's own calls first, the innermost before its callers. Each is made when the search reaches it, and described
-only if the search finds a tensor behind it.
+gc does not show all of them. A snapshot of the heap takes all roots at once, from `find_roots`. A bounded search takes
+the roots of `call_roots`, `namespace_roots` and the functions after them, each when the search reaches it. The roots
+that help a user most come first: the program's own calls, from the innermost outward. A root's references are described
+only if the search finds a tensor behind them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _TEST_RUNNERS: Final = (
 
 
 class RootKind(Enum):
-    """The kind of place that keeps the objects of a root alive."""
+    """The kinds of roots."""
 
     FRAME = "frame"
     MODULES = "modules"
@@ -78,15 +79,15 @@ class RootKind(Enum):
 class Held(NamedTuple):
     """One object that a root holds.
 
-    It is described on demand, because a bounded search lists far more than it reports.
+    `edge` describes it only when it is read, because a bounded search lists far more objects than it reports.
 
     Attributes:
         kind: how the root refers to it.
-        name: identifier of the variable; None for kinds without names, and for the namespace of a frame.
+        name: name of the variable. It is None for the namespace of a frame, and for kinds without names.
         value: the object.
-        owner: the call or module that holds it, with the line to edit; None if the kind of root explains itself.
-        position: index of an argument without a name.
-        body: the code of the running module whose variable it is.
+        owner: the call or module that holds it, with the line to edit. It is None if `kind` says enough.
+        position: index of an argument, if it has only an index.
+        body: for a global variable of a module that is still running, the code of the module.
     """
 
     kind: EdgeKind
@@ -98,7 +99,7 @@ class Held(NamedTuple):
 
     @property
     def edge(self) -> Edge:
-        """The reference from the root."""
+        """The description of the reference, with the line to edit."""
         owner = self.owner
         if owner is None:
             return Edge(self.kind, self.name, self.position)
@@ -112,7 +113,7 @@ class Held(NamedTuple):
 
     @property
     def is_namespace(self) -> bool:
-        """Whether the value is the namespace of a frame, whose entries are global variables."""
+        """Whether the value is the dictionary of a frame's global variables."""
         return self.kind is EdgeKind.GLOBAL and self.name is None
 
 
@@ -120,16 +121,20 @@ class Held(NamedTuple):
 class Root:
     """One place that keeps objects alive by itself.
 
+    A report prefers the program's own variables to a root that `explains`. Such roots have these references:
+
+    - The variables of a call of torch or Python. Users cannot edit them, but they show why a `del` frees nothing.
+    - In a snapshot, the arguments of a call, because its caller has a name for the same object.
+    - In a snapshot, the variable `__class__`, which Python makes for `super()`. The class has a name already.
+
     Attributes:
         kind: its kind.
-        entries: the objects it holds; clear it soon.
-        runner: True for pytest, unittest and other test runners, whose references do not count.
-        frame_id: ``id`` of the frame, else 0.
-        explains: True for references that users cannot edit, but that show why a `del` frees nothing: those of a call
-            of torch or Python, and arguments, which the caller has under a name of its own. Likewise the variable
-            `__class__`, which Python makes for `super()`: the class has a name of its own.
-        thread_id: the identifier of the thread that runs a frame; 0 for the main thread and without a frame.
-        work: what this thread runs: its outermost call outside Python's own code.
+        entries: the objects that it holds. Clear the list soon, because it keeps them alive.
+        runner: True for the roots of pytest, unittest and other test runners. They cause no leaks.
+        frame_id: the ``id`` of the frame; 0 for other kinds.
+        explains: True for the references above.
+        thread_id: the identifier of the thread that runs the frame; 0 for the main thread and for other kinds.
+        work: the outermost call of that thread that is not Python's own code.
     """
 
     kind: RootKind
@@ -162,7 +167,7 @@ def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
 
 
 def frame_roots() -> list[Root]:
-    """List the running calls of every thread, innermost first; drop the result soon."""
+    """Return the roots of the running calls of every thread, innermost first. Drop them soon, as in `find_roots`."""
     modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
     calls = list(running_frames())
     main = threading.main_thread().ident
@@ -181,7 +186,7 @@ def frame_roots() -> list[Root]:
 
 
 def ended_calls(errors: Iterable[BaseException]) -> list[Root]:
-    """List the calls that some errors ended, outermost first: a traceback keeps their variables alive."""
+    """Return the roots of the calls that some errors ended, outermost first. Tracebacks keep their variables alive."""
     modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
     frames = [frame for error in errors for frame, _ in traceback.walk_tb(error.__traceback__)]
     distinct = {id(frame): frame for frame in frames if not is_own_code(frame.f_code)}
@@ -195,11 +200,18 @@ def _is_module(obj: object) -> bool:
 
 
 def _roots_of_call(frame: FrameType, thread: str, modules: set[int]) -> Iterator[Root]:
-    """Yield the local variables of a call, and its arguments apart if their caller may name them better."""
+    """Yield two roots of a call: its own variables, and the arguments that its caller may have a better name for.
+
+    Args:
+        frame: the call.
+        thread: the name of its thread.
+        modules: the `id` of each module's namespace.
+    """
     code = frame.f_code
     in_main_thread = thread == threading.main_thread().name
     owner = frame_vertex(frame, "" if in_main_thread else thread)
-    # The first calls of a thread have their arguments from `threading`, whose tables say less than the names here.
+    # The first calls of another thread are in `threading.py`, and no caller has better names for their arguments. So
+    # these calls do not count as Python's. In all calls of other threads, an argument counts as a local variable.
     is_first = not in_main_thread and code.co_filename == threading.__file__
     is_librarys = code_owner(code.co_filename) in (CodeOwner.TORCH, CodeOwner.PYTHON)
     root = Root(
@@ -211,8 +223,9 @@ def _roots_of_call(frame: FrameType, thread: str, modules: set[int]) -> Iterator
     arguments = Root(RootKind.FRAME, runner=root.runner, frame_id=id(frame), explains=True)
     given = arguments if in_main_thread else root
     at_module_level = code.co_name == "<module>"
-    values = {} if at_module_level else read_locals(frame)
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    values = {} if at_module_level else read_locals(frame)  # a module's variables belong to its own root
+    has_varargs, has_keywords = bool(code.co_flags & CO_VARARGS), bool(code.co_flags & CO_VARKEYWORDS)
+    count = code.co_argcount + code.co_kwonlyargcount + has_varargs + has_keywords
     names = code.co_varnames[:count]
     assigned = _assigned_inside(code) if code.co_cellvars else frozenset()
     for name, value in values.items():
@@ -222,7 +235,8 @@ def _roots_of_call(frame: FrameType, thread: str, modules: set[int]) -> Iterator
         if name == _CELL_OF_SUPER and name in code.co_freevars:
             holder = arguments
         holder.entries.append(Held(kind, name, value, owner))
-    if id(frame.f_globals) not in modules:  # exec, runpy: a namespace that no module of sys.modules shows
+    # The globals of code that `exec` or `runpy` runs are not in a loaded module.
+    if id(frame.f_globals) not in modules:
         namespace = Vertex(VertexKind.NAMESPACE, file=code.co_filename)
         root.entries.append(Held(EdgeKind.GLOBAL, None, frame.f_globals, namespace))
     yield root
@@ -231,7 +245,7 @@ def _roots_of_call(frame: FrameType, thread: str, modules: set[int]) -> Iterator
 
 @functools.lru_cache(maxsize=256)  # functions; a guess
 def _assigned_inside(code: CodeType) -> frozenset[str]:
-    """Return the variables that inner functions assign. The caller of an argument does not have its new value."""
+    """Return the variables that inner functions assign. For an argument, the caller does not have the new value."""
     inner = [const for const in code.co_consts if isinstance(const, CodeType)]
     stored = {
         each.argval for const in inner for each in dis.get_instructions(const) if each.opname == "STORE_DEREF"
@@ -258,7 +272,7 @@ def is_tool_module(name: str) -> bool:
 
 
 def is_tool_class(cls: type) -> bool:
-    """Return True for a class of memwatch or of a test runner: the program is not responsible for its objects."""
+    """Return True for a class of memwatch or of a test runner. Its objects are not the program's leaks."""
     module = type_dict(cls).get("__module__")
     return type(module) is str and is_tool_module(module)
 
@@ -295,7 +309,7 @@ def _context() -> Root:
 
 
 class _Listener:
-    """Compares unequal to everything, and remembers the objects that it was compared with."""
+    """An object that is unequal to every object and collects the objects that it is compared with."""
 
     def __init__(self) -> None:
         self.seen: list[object] = []
@@ -308,40 +322,41 @@ class _Listener:
 
 
 SHOWS_CALLBACKS_AT_EXIT: Final = sys.version_info >= (3, 14)
-"""Whether atexit keeps its callbacks, with their arguments, in a list that gc knows. Only C refers to the list."""
+"""Whether atexit keeps its callbacks and their arguments in a Python list. Only C refers to it, but gc shows it."""
 
 
 def _callback_of_ours() -> None:
-    """Do nothing at exit: where this function is, there are the callbacks."""
+    """Do nothing at exit. memwatch registers this function to find atexit's list, which must contain it."""
 
 
 if SHOWS_CALLBACKS_AT_EXIT:
     atexit.register(_callback_of_ours)
 _callbacks: Final[list[list[tuple[Any, ...]]]] = []
-"""The list of atexit, once it is found; it lives until the process ends."""
+"""Has atexit's list of callbacks as its only item, once it is found. atexit keeps that list until the process ends."""
 
 
 def _list_of_callbacks() -> list[tuple[Any, ...]]:
-    """Return the list that atexit keeps, an empty one where gc does not show it, as after `gc.freeze`."""
+    """Return the list that atexit keeps. The result is empty if gc does not show the list, as after `gc.freeze`."""
     if not _callbacks:
-        ours = [each for each in gc.get_referrers(_callback_of_ours) if _is_callback(each)]
-        # `ours`, and the list of all objects that a search keeps, are other lists with the same entry
-        holding = [each for each in gc.get_referrers(*ours) if type(each) is list and each is not ours]
-        _callbacks.extend(each for each in holding if all(map(_is_callback, each)))
+        entries = [each for each in gc.get_referrers(_callback_of_ours) if _is_callback(each)]
+        # Two more lists contain our entry: `entries` itself, and a search's list of all objects. The second also
+        # contains objects other than callbacks.
+        lists = [each for each in gc.get_referrers(*entries) if type(each) is list and each is not entries]
+        _callbacks.extend(each for each in lists if all(map(_is_callback, each)))
     return _callbacks[0] if _callbacks else []
 
 
 def _is_callback(entry: object) -> bool:
-    """Return True for a function, its arguments and its keyword arguments in a tuple."""
+    """Return True for an entry of atexit's list: a tuple of a function, its arguments and its keyword arguments."""
     return type(entry) is tuple and len(entry) == 3 and type(entry[1]) is tuple
 
 
 def callbacks_at_exit() -> Root:
-    """List the callbacks at the exit of the process.
+    """Return the functions that run when the process exits, as a root.
 
-    Up to Python 3.13 only C knows the callbacks. ``atexit.unregister`` compares each of them with its argument, and
-    so shows them to us. But it calls the ``__eq__`` of the callback first: there, call this only if no callback
-    :func:`may_answer`.
+    Up to Python 3.13 only C refers to these functions. ``atexit.unregister`` compares each function with its argument.
+    Given an argument that collects the objects it is compared with, it shows them all. But it calls the function's own
+    ``__eq__`` first. So, up to Python 3.13, call this only if no object :func:`may_answer`.
     """
     if SHOWS_CALLBACKS_AT_EXIT:
         parts = (part for entry in list(_list_of_callbacks()) for part in entry if part is not None)
@@ -352,27 +367,28 @@ def callbacks_at_exit() -> Root:
 
 
 def count_hidden_callbacks_at_exit() -> int:
-    """Return how many callbacks were registered so far whose arguments only C knows: 0 from Python 3.14 on."""
+    """Return the number of registered callbacks with arguments that only C can see; 0 from Python 3.14 on."""
     return 0 if SHOWS_CALLBACKS_AT_EXIT else getattr(atexit, "_ncallbacks", int)()
 
 
 def may_answer(cls: type) -> bool:
-    """Return True for a class of objects that atexit may hold and whose `__eq__` is the program's."""
+    """Return True if objects of a class may be atexit callbacks, and the program wrote the `__eq__` of the class."""
     namespaces = [type_dict(base) for base in mro_of(cls)]
     equal = next((names["__eq__"] for names in namespaces if "__eq__" in names), None)
     call = next((names["__call__"] for names in namespaces if "__call__" in names), None)
     return (
         type(equal) is FunctionType
         and owner_of_function(equal.__code__) is CodeOwner.PROGRAM
-        and type(call) is FunctionType  # else it is a class, which is hardly ever a callback
+        # otherwise the objects cannot be called, or are classes, which are hardly ever callbacks
+        and type(call) is FunctionType
         and not is_tool_class(cls)
     )
 
 
 def _handlers() -> Root:
-    """List the functions that the interpreter itself calls.
+    """Return the functions that the interpreter itself calls, such as signal handlers.
 
-    `signal.getsignal` would take the `repr` of a handler, which is code of the program's.
+    `signal.getsignal` would call the `__repr__` of a handler, which is the program's code. So this calls `_signal`.
     """
     entries: list[tuple[EdgeKind, str | None, object]] = [
         (EdgeKind.SIGNAL_HANDLER, number.name, _signal.getsignal(number)) for number in signal.Signals
@@ -387,7 +403,7 @@ def _thread_locals(of_types: OfTypes) -> Root:
     found: list[tuple[EdgeKind, str | None, object]] = []
     for local in of_types(lambda cls: derives(cls, threading.local)):
         cls = type(local)
-        # a subclass with an __init__ would run it on first touch in this thread
+        # if a subclass has an `__init__`, the first access in this thread would run it
         if not _has_init(cls):
             values: Any = threading.local.__getattribute__(local, "__dict__")
             found += [(EdgeKind.THREAD_LOCAL, name, value) for name, value in dict.items(values)]
@@ -395,7 +411,7 @@ def _thread_locals(of_types: OfTypes) -> Root:
 
 
 def _has_init(cls: type) -> bool:
-    """Return True if a subclass of `threading.local` or one of its bases defines an `__init__`."""
+    """Return True if a class or one of its bases except `object` defines `__init__`."""
     return any("__init__" in type_dict(base) for base in mro_of(cls) if base is not object)
 
 
@@ -418,7 +434,7 @@ _BODY: Final = "<module>"
 _ITERATED: Final = ".0"
 """The name that Python gives to the argument of a comprehension or a generator expression."""
 
-_is_plumbing: Final = functools.cache(is_test_runner_code)
+_is_of_test_runner: Final = functools.cache(is_test_runner_code)
 
 
 def running(frame: FrameType | None) -> Iterator[FrameType]:
@@ -431,16 +447,16 @@ def running(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def running_functions(frame: FrameType | None) -> set[tuple[str, str]]:
-    """Return the file and the name of the functions that run, of a call and its callers."""
+    """Return the functions that a call and its callers run, each as its file and its name."""
     return {(call.f_code.co_filename, _function_name(call.f_code)) for call in running(frame)}
 
 
 def call_roots(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
-    """Yield the running calls, innermost first, the exception being handled, and the calls of other threads.
+    """Yield the running calls, innermost first, then the exception being handled, then the calls of other threads.
 
     Args:
         frame: the innermost call.
-        spaces: the namespaces of the program's running functions are put here.
+        spaces: filled by this function, with the global variables of each running function of the program, by `id`.
     """
     yield from _calls(frame, "", spaces)
     handled = sys.exc_info()[1]
@@ -450,22 +466,23 @@ def call_roots(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> It
         yield Root(RootKind.EXCEPTION, [held])
     names = names_of_threads()
     others = sys._current_frames()
-    del others[threading.get_ident()]  # a call that holds its own frame would never be freed
+    del others[threading.get_ident()]  # this frame would refer to itself through its variable: a cycle
     for ident, innermost in others.items():
-        if may_be_traced(innermost):
+        if may_be_traced(innermost):  # reading its variables could unset them
             continue
         yield from _calls(innermost, names.get(ident, str(ident)), spaces)
 
 
 def namespace_roots(spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
-    """Yield the variables of modules, given as namespaces."""
+    """Yield a root for each module's namespace: its global variables."""
     for space in spaces.values():
         file = dict.get(space, "__file__")
+        # line 1, unless the source has a line that binds the variable: see `Held.edge`
         yield _namespace(space, file if type(file) is str else "", 1)
 
 
 def context_root() -> Root:
-    """Return the values of the context variables of the running task."""
+    """Return the values of the running task's context variables, as a root."""
     variables = contextvars.copy_context().items()
     return Root(
         RootKind.CONTEXT,
@@ -474,7 +491,7 @@ def context_root() -> Root:
 
 
 def last_exceptions_root() -> Root:
-    """Return the objects of the last uncaught exception, which Python keeps for a debugger."""
+    """Return the last uncaught exception and its traceback, which Python keeps in `sys` for a debugger, as a root."""
     held = [
         Held(EdgeKind.LAST_EXCEPTION, name, value)
         for name in LAST_EXCEPTION
@@ -497,18 +514,19 @@ def _namespace(space: dict[str, Any], file: str, line: int, body: CodeType | Non
 
 
 def calls_with(frame: FrameType | None, names_in: Callable[[str, str], Collection[str]]) -> Iterator[Root]:
-    """Yield some running calls of the program and of packages with some of their variables, the program's own first.
+    """Yield the running calls that have wanted variables, each with only these. The program's calls come first.
 
-    The calls of torch and Python only pass arguments on.
+    Calls of torch and Python are left out, because their variables are mostly arguments from their callers.
 
     Args:
         frame: the innermost call.
-        names_in: returns the variables that are wanted, given the file and the name of a function.
+        names_in: returns the names of the wanted variables of a function, given its file and name.
     """
     found = []
     for call in running(frame):
         code = call.f_code
         names = names_in(code.co_filename, _function_name(code))
+        # MEMWATCH: the condition below leaves the call out
         owner = owner_of_function(code) if names else CodeOwner.MEMWATCH
         if owner.calls_torch and code.co_name != _BODY:
             found.append((call, names, owner))
@@ -519,27 +537,27 @@ def calls_with(frame: FrameType | None, names_in: Callable[[str, str], Collectio
 def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
     """Yield the program's calls, innermost first, then the calls of torch and Python.
 
-    A call of torch that runs the program's code keeps its place: its variables, like the `args` of
-    `nn.Module.__call__`, are why a `del` inside frees nothing. All other calls of torch and Python only explain, so
-    they come last.
+    A call of torch or Python that directly runs the program's code stays in its place, after the program's call. Its
+    variables, such as the `args` of `nn.Module.__call__`, can be the reason that a `del` in the program's code frees
+    nothing. All other calls of torch and Python come last, and so do overrides, such as `__torch_function__`.
     """
-    inside: FrameType | None = None
+    inside: FrameType | None = None  # the program's or a package's call that the next call runs
     others, iterated = [], list[Held]()
     for call in running(frame):
         code = call.f_code
         owner = owner_of_function(code)
-        if owner is CodeOwner.MEMWATCH or _is_plumbing(code.co_filename):
+        if owner is CodeOwner.MEMWATCH or _is_of_test_runner(code.co_filename):
             continue
         if owner is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
-        if is_override(code):  # its arguments belong to its caller, as the arguments of torch's own calls do
+        if is_override(code):  # torch calls it in place of an op, so its arguments are its caller's variables
             others.append(call)
             continue
         if code.co_name == _BODY and owner.calls_torch:
-            yield _passed_on(_namespace(call.f_globals, code.co_filename, call.f_lineno, code), iterated)
+            yield _move_iterables(_namespace(call.f_globals, code.co_filename, call.f_lineno, code), iterated)
         elif owner.calls_torch or inside is not None:
             root = _call(call, thread, None if owner.calls_torch else inside, explains=not owner.calls_torch)
-            yield _passed_on(root, iterated)
+            yield _move_iterables(root, iterated)
         else:
             others.append(call)
         inside = call if owner.calls_torch else None
@@ -547,12 +565,17 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         yield _call(call, thread, explains=True)
 
 
-def _passed_on(root: Root, iterated: list[Held]) -> Root:
-    """Return a call. Move the iterables of its running comprehension to the end: they are the worst names.
+def _move_iterables(root: Root, iterated: list[Held]) -> Root:
+    """Move the iterable of a running comprehension from its own call to the end of its caller's variables.
+
+    Python names it `.0`. The caller often has a variable for the same object, which is the better name.
 
     Args:
-        root: the variables of a call.
-        iterated: the iterables of the previous call; replaced by this call's iterables.
+        root: the call.
+        iterated: the `.0` that was removed from the call inside this one. It is replaced by the `.0` of `root`.
+
+    Returns:
+        The call.
     """
     if iterated or _ITERATED in [held.name for held in root.entries]:
         ours = [held for held in root.entries if held.name == _ITERATED]
@@ -565,14 +588,14 @@ def _call(
     frame: FrameType, thread: str, inside: FrameType | None = None, *, explains: bool,
     only: Collection[str] | None = None,
 ) -> Root:  # fmt: skip
-    """List a call's variables.
+    """Return a call's variables as a root.
 
     Args:
         frame: the call.
-        thread: name of its thread, empty for the thread that searches.
-        inside: the program's function that this call of torch or Python runs; the report shows its line.
-        explains: whether the call is torch's or Python's.
-        only: the variables to list, by default all.
+        thread: name of its thread; empty for the thread that searches.
+        inside: the call of the program or a package that this call of torch or Python runs. The report names its line.
+        explains: see `Root`.
+        only: the variables to list; by default all.
     """
     code, shown = frame.f_code, inside or frame
     library, runs = "", ""
@@ -595,7 +618,7 @@ def _call(
 
 
 def _function_name(code: CodeType) -> str:
-    """Return the name of a function in its `def`; for a comprehension, the name of the function around it."""
+    """Return the name of a function in its `def`; for a comprehension, the name of the function that contains it."""
     return _name_in(getattr(code, "co_qualname", code.co_name))
 
 
@@ -607,19 +630,19 @@ def _name_in(qualified: str) -> str:
 
 @functools.lru_cache(maxsize=_MAX_KNOWN)
 def _vertex(name: str, file: str, line: int, thread: str, *, runs: str, library: str) -> Vertex:
-    """Describe a call; the next sample mostly meets it at the same line."""
+    """Describe a call. The result is cached, because the next sample usually finds the call at the same line."""
     inner = Vertex(VertexKind.FRAME, runs) if runs else None
     return Vertex(VertexKind.FRAME, name, file, line, thread=thread, inner=inner, library=library)
 
 
 def forget_calls() -> None:
-    """Drop the descriptions of calls that were met."""
+    """Clear the cached descriptions of calls."""
     _vertex.cache_clear()
 
 
 @functools.lru_cache(maxsize=_MAX_KNOWN)
 def _arguments(variables: tuple[str, ...], count: int, flags: int) -> Mapping[str, str]:
-    """Return the names of a function's arguments, each with the stars that its definition shows."""
+    """Return the names of a function's arguments: `args` as `*args`, `kwargs` as `**kwargs`, others unchanged."""
     names = {name: name for name in variables[:count]}
     for flag, stars in ((CO_VARARGS, "*"), (CO_VARKEYWORDS, "**")):
         if flags & flag:

@@ -1,13 +1,17 @@
-"""The references of an object, by its type: one table for searches, for names of references and for expressions.
+"""The table of how objects of each class refer to other objects: how to follow, describe and spell a reference.
 
-A row of `_SHAPES` has up to three functions for the objects of one class. `links` yields the objects that a bounded
-search visits next. `edge` names a reference as a typed edge. `expressions` yields the objects in an object, each with
-its step as Python code. Names and expressions leave out the objects that CPython puts between a name and its
-value, such as the dictionary of an instance.
+A row of `_SHAPES` has up to three functions for the objects of one class:
+
+- `links` yields the objects that a bounded search visits next.
+- `edge` describes one reference as an `Edge`, for a report.
+- `expressions` yields the objects in an object, each with its Python code, such as `.name` or `[0]`.
+
+`edge` and `expressions` skip the objects that CPython puts between a name and its value, such as the dictionary of an
+instance.
 
 The snapshot of the whole heap takes the references of Python objects from `gc.get_referents`, which is simpler. That is
-too slow for a search inside the user's program, because gc shows every name, code object and class beside the values.
-So a search reads the fields of common types itself, such as the dictionary of a module. It asks gc about other types.
+too slow for a bounded search, which runs inside the user's program: gc also returns every name, code object and class.
+So `links` reads the fields of common types itself, such as the dictionary of a module, and calls gc for other types.
 
 Nothing here runs code of the program. Types are found by their real bases, never by `isinstance`. Attributes are read
 from their storage, never by `getattr`. Properties, `__iter__` and `__getitem__` of subclasses are not called.
@@ -88,7 +92,10 @@ if TYPE_CHECKING:
 
 
 Chain = tuple[Any, ...]
-"""Objects; each refers to the next."""
+"""Objects, each of which refers to the next.
+
+A chain that `links` yields starts after the object itself: `(attributes, value)` for an attribute.
+"""
 
 
 MAX_ITEMS: Final = 4096
@@ -101,20 +108,21 @@ _SEQUENCE_IDS: Final = class_ids(*WITHOUT_KEYS)
 _ORDERED_IDS: Final = class_ids(*ORDERED)
 _PLAIN: Final = class_ids(*ALL)
 _ROWS: Final = class_ids(list, tuple)
-"""Types that keep their items in one row of memory, which may have gaps while C code fills it."""
-OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # such as the tables of hooks of a module
+"""Types with an array of items that has empty places while C code fills it; see `_is_half_made`."""
+OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)
+"""Types that are often empty in an attribute, such as a module's tables of hooks. A search skips the empty ones."""
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _HIDE_ARRAYS: Final = class_ids(np.ndarray, tuple)
-"""Types of the objects in an untracked container that may lead to a tensor; see `_may_hide_arrays`."""
+"""Types that `_may_hide_arrays` looks for in a container."""
 _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
 """Classes of Python's library that are written in Python and hold objects of the program."""
 _NUMBERS_AND_TEXT: Final = class_ids(int, float, str, bool, bytes)
 _OF_OPTIMIZERS: Final = ("param_groups", "state")
-"""Attributes of an optimizer that need no search: the recorder knows their tensors by their roles."""
+"""Attributes of an optimizer that a search skips. The recorder already knows their tensors as parameters and state."""
 
 
 def _is_barren(value: Any) -> bool:
-    """Return True for a short plain list or tuple of only numbers and texts. A program may have millions of them."""
+    """Return True for a short plain list or tuple of only numbers and texts. A program may have millions of these."""
     return (
         id(type(value)) in _ROWS
         and len(value) <= _PROBE_ITEMS
@@ -128,12 +136,12 @@ def tensor_step(_: Any) -> Iterator[Chain]:
 
 
 def capsule_step(_: Any) -> Iterator[Chain]:
-    """Yield nothing: gc shows no reference of a capsule of C."""
+    """Yield nothing: gc cannot see the references of a C capsule."""
     yield from ()
 
 
 def _node_links(value: Any) -> Iterator[Chain]:
-    # The attributes of an autograd ctx. The walk along the graph finds the other objects of a node.
+    # These are the attributes of an autograd `ctx`. The walk along the graph finds a node's other objects.
     attributes = instance_dict(value)
     if attributes:
         for held in list(attributes.values()):
@@ -141,7 +149,7 @@ def _node_links(value: Any) -> Iterator[Chain]:
 
 
 def _module_links(value: Any) -> Iterator[Chain]:
-    # With its tables, because only they lead to the parameters of a module that was never called.
+    # Parameters, buffers and submodules are included. For a module that was never called, nothing else leads to them.
     attributes = instance_dict(value) or {}
     for held in list(attributes.values()):
         if id(type(held)) not in OFTEN_EMPTY or held:
@@ -149,6 +157,7 @@ def _module_links(value: Any) -> Iterator[Chain]:
 
 
 def _links_of_module_itself(value: Any) -> Iterator[Chain]:
+    # its attributes without parameters, buffers and submodules
     attributes = instance_dict(value) or {}
     tables = {id(attributes.get(name)) for name in _TABLES}
     for held in list(attributes.values()):
@@ -157,7 +166,7 @@ def _links_of_module_itself(value: Any) -> Iterator[Chain]:
 
 
 def _optimizer_links(value: Any) -> Iterator[Chain]:
-    # A program's own optimizer may keep lists of its own beside `state`.
+    # The program's subclass of an optimizer may have lists of tensors beside `state`.
     attributes = instance_dict(value) or {}
     for name, held in list(dict.items(attributes)):
         if name not in _OF_OPTIMIZERS and (id(type(held)) not in OFTEN_EMPTY or held):
@@ -165,9 +174,9 @@ def _optimizer_links(value: Any) -> Iterator[Chain]:
 
 
 def held_by_modules(modules: list[Any]) -> list[Any]:
-    """Return the objects that `_links_of_module_itself` finds for many modules, in few calls.
+    """Return the objects that `_links_of_module_itself` finds for many modules, faster than module by module.
 
-    Empty tables of hooks are not left out.
+    The result also contains empty containers, which `_links_of_module_itself` skips.
     """
     attributes = module_dicts(modules)
     tables = set(map(id, chain.from_iterable(map(dict.get, attributes, repeat(name)) for name in _TABLES)))
@@ -176,7 +185,7 @@ def held_by_modules(modules: list[Any]) -> list[Any]:
 
 
 def _array_links(value: Any) -> Iterator[Chain]:
-    # `tensor.numpy()` refers to the tensor, and an array of objects refers to each object. gc shows neither.
+    # The array of `tensor.numpy()` refers to the tensor, and an array of objects to each object. gc shows neither.
     base = base_of_array(value)
     if base is not None:
         yield (base,)
@@ -192,7 +201,7 @@ def _result_links(value: Any) -> Iterator[Chain]:
 
 def _mapping_links(value: Any) -> Iterator[Chain]:
     if gc.is_tracked(value) or _may_hide_arrays(value, dict.values):
-        return chain(_items(value, dict.values), _extra(value))
+        return chain(_items(value, dict.values), _attribute_links(value))
     return iter(())
 
 
@@ -202,14 +211,15 @@ def _sequence_links(value: Any) -> Iterator[Chain]:
     cls = type(value)
     kind = cls if id(cls) in _SEQUENCE_IDS else next(base for base in WITHOUT_KEYS if derives(cls, base))
     if gc.is_tracked(value) or _may_hide_arrays(value, kind.__iter__):
-        return chain(_items(value, kind.__iter__), _extra(value))
+        return chain(_items(value, kind.__iter__), _attribute_links(value))
     return iter(())
 
 
 def _may_hide_arrays(container: Any, iterate: Callable[[Any], Any]) -> bool:
-    """Return True if an untracked container may lead to a numpy array, which may use the memory of a tensor.
+    """Return True if a container that gc does not track may lead to a numpy array, and so to a tensor.
 
-    gc does not track a dictionary or tuple if it tracks none of the items. It never tracks numbers, texts and arrays.
+    gc never tracks numbers, texts and numpy arrays. It also stops tracking a dictionary or tuple that contains nothing
+    else. So an untracked container may contain an array, and the array may use the memory of a tensor.
     """
     items = copied_items(container, iterate, _PROBE_ITEMS)
     return not _HIDE_ARRAYS.isdisjoint(map(id, map(type, items)))
@@ -221,13 +231,14 @@ def _context_links(value: Any) -> Iterator[Chain]:
 
 
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
-    """Return the items of a container; only the first if it is long and begins with numbers or text."""
+    """Return the items of a container; only the first few if it is long and begins with numbers and texts."""
     items = copied_items(container, iterate, MAX_ITEMS)
     if len(items) > _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(
         map(id, map(type, items[: _PROBE_ITEMS + 1]))
     ):
         del items[_PROBE_ITEMS:]
-    return zip(items, strict=True)  # faster than a generator in Python: a list may have thousands of tensors
+    # `zip` of one list yields chains of one item. It is faster than a generator: a list may have thousands of tensors.
+    return zip(items, strict=True)
 
 
 def copied_items(
@@ -244,7 +255,7 @@ def copied_items(
     try:
         return list(islice(iterate(container), limit))
     except RuntimeError as error:
-        # the container changed during the copy, which is short: try again
+        # Another thread changed the container during the copy. The copy is short, so another attempt mostly succeeds.
         pass_on(error)
         return copied_items(container, iterate, limit, tries - 1) if tries > 1 else []
 
@@ -268,9 +279,9 @@ def position_in(
 
 
 def key_of(mapping: object, value: object) -> tuple[bool, Any]:
-    """Return whether a dictionary has a value, and the value's key.
+    """Return True and the key if a dictionary contains a value, else False and None.
 
-    Other objects, such as the tables of scripted modules, which are in C++, have no value.
+    The result is False for an object of another type, such as a table of a scripted module, which is a C++ object.
     """
     if not is_a(mapping, dict):
         return False, None
@@ -281,7 +292,7 @@ def key_of(mapping: object, value: object) -> tuple[bool, Any]:
 
 
 def ordered_kind(value: object) -> type[tuple[Any, ...] | list[Any] | deque[Any]] | None:
-    """Return which of tuple, list and deque an object is, whatever its own class; None for other objects."""
+    """Return tuple, list or deque if an object's class is that or a subclass of it; None for other objects."""
     cls = type(value)
     if id(cls) in _ORDERED_IDS:
         return cls  # type: ignore[return-value]
@@ -291,14 +302,14 @@ def ordered_kind(value: object) -> type[tuple[Any, ...] | list[Any] | deque[Any]
 def _is_half_made(container: Any) -> bool:
     """Return True for a tuple or list that C code is still filling, as for `f(*(g(x) for x in xs))`.
 
-    gc lists such a container. Some of its places have no object yet: an iteration over one of them ends the process,
-    while `gc.get_referents` leaves them out.
+    Such a container has empty places, and an iteration that reaches an empty place crashes the process.
+    `gc.get_referents` skips empty places, so it returns fewer objects than the container's length.
     """
     return id(type(container)) in _ROWS and len(gc.get_referents(container)) < len(container)
 
 
-def _extra(value: Any) -> Iterator[Chain]:
-    """Yield the attributes of an instance of a subclass of a container."""
+def _attribute_links(value: Any) -> Iterator[Chain]:
+    """Yield the attributes of an object, unless it is a plain container."""
     if id(type(value)) not in _PLAIN:
         attributes = instance_dict(value)
         if attributes:
@@ -309,9 +320,10 @@ def _extra(value: Any) -> Iterator[Chain]:
 def _function_links(value: Any) -> Iterator[Chain]:
     function: FunctionType = value
     for cell in function.__closure__ or ():
-        for held in gc.get_referents(cell):
+        for held in gc.get_referents(cell):  # `cell.cell_contents` raises for an empty cell
             yield function.__closure__, cell, held
-    # a program may set the defaults and the two dictionaries to objects of subclasses, so call `tuple` and `dict`
+    # A program may replace these tables by objects of its own subclasses of `tuple` and `dict`. The base classes'
+    # methods run no code of a subclass.
     defaults = function.__defaults__
     if defaults is not None:
         for held in tuple.__iter__(defaults):
@@ -323,7 +335,7 @@ def _function_links(value: Any) -> Iterator[Chain]:
 
 
 def exception_step(value: Any) -> Iterator[Chain]:
-    """Yield the calls of an exception's traceback, its context, its cause, its arguments and its attributes."""
+    """Yield the calls of an exception's traceback, its context, cause, arguments and attributes."""
     fields = BaseException.__dict__
     steps: tuple[Any, ...] = ()
     trace = fields["__traceback__"].__get__(value)
@@ -333,7 +345,7 @@ def exception_step(value: Any) -> Iterator[Chain]:
         trace = trace.tb_next
     for name in ("__context__", "__cause__", "args"):
         yield (fields[name].__get__(value),)
-    yield from _extra(value)
+    yield from _attribute_links(value)
 
 
 def _frame_links(value: Any) -> Iterator[Chain]:
@@ -349,9 +361,9 @@ def is_program_class(cls: type) -> bool:
 
 
 def _holds_objects_of_program(cls: type) -> bool:
-    """Return True for a class whose objects may hold objects of the program.
+    """Return True for a class whose objects may refer to objects of the program.
 
-    That is a class of the program, one of `_KEEPERS`, or a class without a Python file, such as a class in C.
+    These are the program's classes, subclasses of `_KEEPERS`, and classes without a Python file, such as C classes.
     """
     file = _file_of(cls)
     return any(derives(cls, keeper) for keeper in _KEEPERS) or file is None or is_program_code(file)
@@ -379,11 +391,12 @@ def _object_links(value: Any) -> Iterator[Chain]:
     for held in gc.get_referents(value):
         if held is attributes or type(held) is FrameType or is_a(held, type):
             continue
-        if _is_half_made(held):  # an `itertools.product` over an empty iterable keeps such a tuple for good
+        # an `itertools.product` over an empty iterable keeps a half-made tuple as long as it lives
+        if _is_half_made(held):
             for item in gc.get_referents(held):
                 yield held, item
             continue
-        # an empty dictionary may belong to a suspended call: see `without_empty_dictionaries`
+        # an empty dictionary may be the emptied one of a suspended call: see `without_empty_dictionaries`
         if type(held) is not dict or held:
             yield (held,)
 
@@ -392,7 +405,7 @@ def _object_links(value: Any) -> Iterator[Chain]:
 
 
 _FRAMES: Final = {id(GeneratorType): "gi_frame", id(CoroutineType): "cr_frame"}
-"""The attribute with the call of a generator or coroutine, by the `id` of its class."""
+"""The attribute of a generator or coroutine that has its frame, by the `id` of the class."""
 
 
 def frame_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
@@ -407,8 +420,8 @@ def frame_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
 def suspended_edge(chain: Sequence[Any], at: int) -> tuple[Edge | None, int]:
     """Name a reference of a generator or coroutine.
 
-    Up to Python 3.10 the frame stands between the generator and its variables. Since 3.11 it does so only if the
-    program has asked for the frame.
+    In Python 3.10 the generator refers to its frame, and the frame to the variables. Since 3.11 it refers to the
+    variables directly, and also to the frame if the program has read `gi_frame`.
     """
     generator = chain[at]
     attribute = _FRAMES.get(id(type(generator)), "ag_frame")
@@ -424,14 +437,14 @@ def suspended_edge(chain: Sequence[Any], at: int) -> tuple[Edge | None, int]:
 
 
 def traceback_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
-    """Name a reference of a traceback: to the call, or to the call inside that."""
+    """Name a reference of a traceback: to its call, or to the next traceback, which has the call inside that call."""
     is_call = type(chain[at + 1]) is FrameType
     kind = EdgeKind.TRACEBACK_CALL if is_call else EdgeKind.TRACEBACK_NEXT
     return Edge(kind, owner=vertex_of(chain[at])), 1
 
 
 def _variable_edge(chain: Sequence[Any], at: int, frame: FrameType, owner: Vertex) -> tuple[Edge, int]:
-    """Name a reference of a call: a variable, directly or through a cell, or a value without a name yet."""
+    """Name a reference of a call: a variable, directly or through a cell, or a value that has no name yet."""
     child = chain[at + 1]
     kind, found, covered = EdgeKind.TEMPORARY, None, 1
     for name, value in read_locals(frame).items():
@@ -467,7 +480,7 @@ def _plain(owner: Vertex) -> Edge:
 
 
 def _at_owner(kind: EdgeKind, name: str | None, owner: Vertex) -> Edge:
-    """Return an edge with the place of its owner as the place to edit."""
+    """Return an edge whose line to edit is the line of its owner."""
     return Edge(kind, name, owner=owner, file=owner.file, line=owner.line)
 
 
@@ -489,14 +502,14 @@ def _root_edge(chain: Sequence[Any], at: int) -> Named | None:
 def _global_edge(
     chain: Sequence[Any], at: int, before: int, owner: Vertex | None, reader: Vertex | None = None
 ) -> Named | None:
-    """Name a variable of a module. Return None if the namespace has no such value.
+    """Name a global variable, given the namespace and the value after it in the chain. Return None if it is missing.
 
     Args:
         chain: objects, each referring to the next.
         at: place of the module's namespace.
         before: number of references between the owner and the namespace.
         owner: the module.
-        reader: the function that refers to the namespace, if the path comes from a function.
+        reader: the function that refers to the namespace; None if the path comes from the module.
     """
     namespace, value = chain[at], _after(chain, at, 1)
     found, name = key_of(namespace, value)
@@ -662,14 +675,17 @@ def _lru_cache_edge(chain: Sequence[Any], at: int) -> Named | None:
 
 
 def _is_key_of_cache(wrapper: Any, value: object) -> bool:
-    """Return True if a tuple is a key of a bounded cache, made of a call's arguments. It may also be a result."""
+    """Return True if a tuple is a key of a bounded cache. If it is not, a cached function returned it.
+
+    The cache makes a key of the arguments of each call.
+    """
     attributes = instance_dict(wrapper)
     tables = (held for held in gc.get_referents(wrapper) if type(held) is dict and held is not attributes)
     return any(key is value for table in tables for key in copied_items(table, dict.keys))
 
 
 def _context_edge(chain: Sequence[Any], at: int) -> Named | None:
-    # a context keeps its values in a tree of C nodes: name the variable and pass over the tree
+    # A context keeps its values in a tree of C nodes. Skip the nodes, and name the variable that has the next value.
     for steps, value in enumerate(chain[at + 1 :], start=1):
         for variable, held in chain[at].items():
             if held is value:
@@ -690,10 +706,10 @@ def _future_edge(chain: Sequence[Any], at: int) -> Named | None:
 
 
 def _thread_local_edge(chain: Sequence[Any], at: int) -> Named | None:
-    # local -> its dictionaries by thread -> the dictionary of one thread -> value
+    # the chain: local, its table of threads, the dictionary of one thread, value
     values, value = _after(chain, at, 2), _after(chain, at, 3)
     if chain[at + 1] is instance_dict(chain[at]):
-        return _instance_edge(chain, at)  # the dictionary of this thread, which a bounded search reads itself
+        return _instance_edge(chain, at)  # a bounded search reads the dictionary of this thread directly
     if type(values) is not dict:
         return None
     found, name = key_of(values, value)
@@ -769,7 +785,7 @@ def _cell_edge(_chain: Sequence[Any], _at: int) -> Named:
 
 
 def _proxy_edge(_chain: Sequence[Any], _at: int) -> Named:
-    return None, 1  # a read-only view of a dictionary is passed over, like the dictionary of an instance
+    return None, 1  # leave out the read-only view of a dictionary, like the dictionary of an instance
 
 
 # ---- the expression for a reference
@@ -778,7 +794,7 @@ def _proxy_edge(_chain: Sequence[Any], _at: int) -> Named:
 _OF_CLASSES: Final = class_ids(
     FunctionType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
 )  # fmt: skip
-"""Kinds of class attributes that hold no module."""
+"""Types of class attributes that cannot lead to a module of the program."""
 
 
 def _module_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
@@ -790,7 +806,7 @@ def _module_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
 
 def _function_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-        with suppress(ValueError):  # it has no value yet
+        with suppress(ValueError):  # the cell is empty: the variable has no value yet
             yield name, cell.cell_contents
 
 
@@ -814,8 +830,8 @@ def _sequence_expressions(value: Any, most_items: int) -> Iterator[tuple[str, An
 
 
 def _no_expressions(_: Any, __: int) -> Iterator[tuple[str, Any]]:
-    # the arguments of a partial have names of its function: pasted lines that assign to `hook.keywords['optimizer']`
-    # would not change the program's own variable
+    # The expressions are for code that the user pastes. Code that assigns to `hook.keywords['optimizer']` of a partial
+    # would not change the program's own variable `optimizer`.
     return iter(())
 
 
@@ -834,10 +850,10 @@ class Shape(NamedTuple):
     Attributes:
         base: the class. Its subclasses have the same row, unless an earlier row fits.
         links: yields the objects that an object refers to, for a bounded search. If it is None, the search ends there.
-        edge: names a reference, given the path and the place of the object in it. If it is None, `name_edge` uses
-            the row of a base.
-        expressions: yields the objects in an object, each with its step as Python code. If it is None,
-            `expressions_of` uses another row that fits, or the attributes.
+        edge: names the reference to the next object of a chain, given the chain and the position of the object in it.
+            If it is None, `name_edge` uses the row of a base class.
+        expressions: yields the objects in an object, each with its Python code. If it is None, `expressions_of` uses a
+            later row that fits, or the attributes.
     """
 
     base: type
@@ -849,7 +865,7 @@ class Shape(NamedTuple):
 _SHAPES: Final = (
     Shape(Tensor, tensor_step, _gradient_edge),
     Shape(Capsule, capsule_step),
-    # a search ends at these
+    # a search ends at objects of these classes
     Shape(str, None),
     Shape(bytes, None),
     Shape(int, None),
@@ -881,7 +897,7 @@ _SHAPES: Final = (
     Shape(np.ndarray, _array_links, _array_edge),
     Shape(Future, _result_links, _torch_future_edge),
     Shape(type, _class_links, _class_edge, _class_expressions),
-    # a search goes on from these as from any object
+    # a search treats these like objects without a row; only their edges differ
     Shape(MethodType, _object_links, _method_edge),
     Shape(contextvars.Token, _object_links, _token_edge),
     Shape(functools.partial, _object_links, _partial_edge, _no_expressions),
@@ -896,10 +912,11 @@ _SHAPES: Final = (
     Shape(asyncio.Future, _object_links, _future_edge),
     Shape(Root, _object_links, _root_edge),
 )
-"""A search and an expression use the first row whose class is a base of the object's class.
+"""For `links`, the first row counts whose class is the object's class or a base of it. The same is true for
+`expressions`, among the rows that have them.
 
-A name uses the row of the nearest base that has an `edge`. The difference matters for a class that derives from
-`nn.Module` and `list`: a search visits its attributes alone, but a snapshot also finds its items, and they need names.
+For `edge`, the row of the nearest base class counts. The difference matters for a class that derives from `nn.Module`
+and `list`. A search visits its attributes only, but a snapshot also finds its items, and they need names.
 """
 _EDGE_OF: Final = {id(shape.base): shape.edge for shape in _SHAPES if shape.edge is not None}
 _EXPRESSIONS: Final = tuple(
@@ -915,7 +932,7 @@ def _links_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
 
 
 def expressions_of(value: Any, most_items: int) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in an object, each with its step as Python code, such as `.name`. No code of the program runs.
+    """Yield the objects in an object, each with the Python code that gets it, such as `.name`.
 
     Args:
         value: the object.
@@ -927,13 +944,15 @@ def expressions_of(value: Any, most_items: int) -> Iterator[tuple[str, Any]]:
 
 
 def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None:
-    """Return how to go on from the objects of a class, or None where a search ends.
+    """Return the function that yields the next objects of a search, or None if the search ends at a class.
+
+    A search never enters objects of memwatch and of the test runner. For example, the program may have a variable for
+    its `profile()`, which holds long tables.
 
     Args:
         cls: the class.
-        deep: True to go from a module into its parameters and submodules, and into objects whose class an installed
-            package defines. Objects of memwatch and of the test runner are never searched: the program may have a
-            variable for its `profile()`, which holds long tables.
+        deep: True to go from a module into its parameters, buffers and submodules, and to enter objects of classes that
+            packages, torch or Python define.
     """
     step = _links_of(cls)
     if step is _module_links and not deep:
@@ -946,20 +965,20 @@ def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None
 
 
 def is_of_package(cls: type) -> bool:
-    """Return True for a class of plain objects that an installed package defines. Only a deep search enters them."""
+    """Return True if only a deep search enters objects of a class, because a package, torch or Python defines it."""
     return _links_of(cls) is _object_links and not is_tool_class(cls) and not _holds_objects_of_program(cls)
 
 
 def name_edge(chain: Sequence[Any], at: int) -> Named:
-    """Name the reference from ``chain[at]`` onwards.
+    """Name the reference from ``chain[at]`` to the next object of the chain.
 
     Args:
         chain: objects, each referring to the next.
         at: place of the referring object.
 
     Returns:
-        The edge, and the number of references of the chain that it covers: an instance, its dictionary and a value
-            are one attribute. The edge is None if reports leave this reference out.
+        The edge, and the number of references of the chain that it covers. An attribute covers two: from the instance
+            to its dictionary, and to the value. The edge is None if reports leave this reference out.
     """
     parent = chain[at]
     cls = type(parent)
@@ -971,7 +990,11 @@ def name_edge(chain: Sequence[Any], at: int) -> Named:
 
 
 SHOWN_BY_GC: Final = frozenset((_mapping_links, _sequence_links, _module_links, _object_links))
-"""Steps that find only objects that `gc.get_referents` shows too, for many objects at once."""
+"""Functions of `step_of` that can be replaced by one call of `gc.get_referents` for many objects at once.
+
+`gc.get_referents` returns all objects that they yield, and more.
+"""
 MODULE_ITSELF: Final = _links_of_module_itself
+"""The function of `step_of` for modules in a search that is not deep."""
 DEFINITIONS: Final = (_function_links, _class_links)
-"""Steps of functions and classes. Most variables of a module are functions and classes, and lead to no tensor."""
+"""The functions of `step_of` for functions and classes. Most variables of a module are these, and lead to no tensor."""
