@@ -55,7 +55,7 @@ def sample_every_op(*, deep_every: int = 1, whole_ops: int | None = None) -> Ite
 
     with (
         mock.patch.object(Session, "flush_due", sample_and_flush),
-        mock.patch.object(FlushPace, "_look_again", call_after_every_op),
+        mock.patch.object(FlushPace, "_set_next_call", call_after_every_op),
         mock.patch.object(SamplingState, "least_bytes", return_value=1),
         mock.patch.object(SamplingState, "is_time_to_search_again", is_deep),
         mock.patch.object(SamplingCosts, "may_look_at_roles", return_value=True),
