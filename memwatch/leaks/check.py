@@ -56,10 +56,9 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from memwatch.leaks.diagnose import Keepers
-    from memwatch.leaks.leak import Leak
+    from memwatch.leaks.leak import Leak, Survivor
     from memwatch.leaks.ledger import Change
     from memwatch.leaks.new_storages import NewStorage
-    from memwatch.leaks.survivor import Survivor
 
 # Explain the survivors of a block from its own objects and from known causes, without a search of the whole heap.
 #

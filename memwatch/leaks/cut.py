@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from memwatch.heap.paths import Step
-    from memwatch.leaks.survivor import Survivor
+    from memwatch.leaks.leak import Survivor
 
 # Torch's tables of hooks on a retention path: `_forward_hooks` of a module, `_backward_hooks` of a tensor.
 

@@ -57,9 +57,9 @@ from memwatch.leaks.excuses import (
 )
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import NO_STATE, has_older_of_its_class, state_of, state_storages
+from memwatch.leaks.leak import Holding, Survivor
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.new_storages import NewStorages, tensors_among
-from memwatch.leaks.survivor import Holding, Survivor
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from memwatch.heap.paths import Step
     from memwatch.heap.snapshot import Snapshot
     from memwatch.leaks.known_retainers import Positions
+    from memwatch.leaks.leak import Survivor
     from memwatch.leaks.ledger import Change
-    from memwatch.leaks.survivor import Survivor
 
 
 class Case(NamedTuple):

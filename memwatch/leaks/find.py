@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from memwatch.heap.paths import Step
     from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.growth import Growth
-    from memwatch.leaks.leak import Leak
+    from memwatch.leaks.leak import Leak, Survivor
     from memwatch.leaks.new_storages import NewStorage
-    from memwatch.leaks.survivor import Survivor
 
 # How often a function is called to see what each call adds.
 

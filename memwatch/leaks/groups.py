@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from memwatch.kinds.edges import Edge
+    from memwatch.leaks.leak import Survivor
     from memwatch.leaks.new_storages import NewStorage
-    from memwatch.leaks.survivor import Survivor
 
 _FEW: Final = 3
 """With more periods than these, a group is a leak even if the last period has not added to it: the newest tensor may

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence
 
     from memwatch.leaks.diagnose import Diagnosis
-    from memwatch.leaks.survivor import Name, Survivor
+    from memwatch.leaks.leak import Name, Survivor
 
 Place = tuple[str, "Hashable"]
 """A device and a holder."""

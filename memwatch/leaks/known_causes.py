@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from memwatch.leaks.leak import Leak
+    from memwatch.leaks.leak import Leak, Survivor
     from memwatch.leaks.new_storages import NewStorage
-    from memwatch.leaks.survivor import Survivor
 
 
 _MOST: Final = 3

@@ -85,9 +85,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from memwatch.leaks.leak import Leak
+    from memwatch.leaks.leak import Leak, Survivor
     from memwatch.leaks.new_storages import NewStorage, NewStorages, Site
-    from memwatch.leaks.survivor import Survivor
 
 # Count the passes of the program's own loops from the call stacks of its ops.
 #

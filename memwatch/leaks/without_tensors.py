@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from memwatch.heap.roots import Held
     from memwatch.kinds.edges import Edge
+    from memwatch.leaks.leak import Survivor
     from memwatch.leaks.new_storages import InPlaceChange, NewStorage
-    from memwatch.leaks.survivor import Survivor
 
 # Hooks that each call registers and nobody removes: each further call runs all of them.
 #

@@ -9,8 +9,8 @@ import torch
 from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks import Leak, TensorLeakError
 from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.leak import Survivor
 from memwatch.leaks.new_storages import NewStorage
-from memwatch.leaks.survivor import Survivor
 from memwatch.words.leaks import headline, sizes_of, sizes_phrase
 
 KIB = 1024
