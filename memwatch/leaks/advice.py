@@ -11,7 +11,7 @@ from memwatch._torch.modules import HOOK_TABLES
 from memwatch.heap.names import in_ipython
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import Remedy
-from memwatch.leaks.cut import (
+from memwatch.leaks.cause import (
     held_by_hook,
     hook_entry,
     is_registration,

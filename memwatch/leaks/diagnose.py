@@ -40,8 +40,7 @@ from memwatch.heap.vertices import describe
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.advice import are_arguments_in_c, is_of_weak_keys
-from memwatch.leaks.cause import series_of, sort_of
-from memwatch.leaks.cut import entry_step
+from memwatch.leaks.cause import entry_step, series_of, sort_of
 from memwatch.leaks.excuses import (
     Case,
     are_old,

@@ -31,8 +31,7 @@ from memwatch.leaks.advice import (
     stores_tensor,
     strong_object,
 )
-from memwatch.leaks.cause import cause_of, cause_of_thread, series_of
-from memwatch.leaks.cut import container_of, edit_of, holder_of
+from memwatch.leaks.cause import cause_of, cause_of_thread, container_of, edit_of, holder_of, series_of
 from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.leak import Leak
 from memwatch.words.edges import edge_phrase, reference_phrase

@@ -15,7 +15,7 @@ from memwatch.heap.frames import is_import
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.kinds.edges import EdgeKind
-from memwatch.leaks.cut import cycle_key, edge_to_cut, edit_of, edit_rank
+from memwatch.leaks.cause import cycle_key, edge_to_cut, edit_of, edit_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Sequence

@@ -48,8 +48,7 @@ from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
-from memwatch.leaks.cause import series_of
-from memwatch.leaks.cut import is_hook_number, is_registration
+from memwatch.leaks.cause import is_hook_number, is_registration, series_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD

@@ -102,7 +102,7 @@ def kept_by_cache(leak: Leak) -> bool:
     """
     if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
         return False
-    from memwatch.leaks.cut import is_registration
+    from memwatch.leaks.cause import is_registration
     from memwatch.leaks.torchs_cycles import vertices_of
 
     cut = leak.cut
