@@ -5,9 +5,11 @@ A leak is text: its bytes, the line that made it, its holder, and the change tha
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch._torch import missing
 from memwatch.device_names import CPU
@@ -15,18 +17,23 @@ from memwatch.errors import DrawError, MemwatchError
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.new_storages import NODE_BYTES
+from memwatch.output_files import OutputError, write_whole
 from memwatch.text import ShownAsText, preformatted
 from memwatch.words import leaks as words
+from memwatch.words.edges import reference_phrase, vertex_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
     from os import PathLike
+
+    import graphviz  # type: ignore[import-untyped]
 
     from memwatch.heap.paths import Step
     from memwatch.kinds.edges import Edge, Vertex
     from memwatch.kinds.known_leaks import KnownLeak
     from memwatch.leaks.new_storages import NewStorage
 
+_WIDTH: Final = 60  # characters of a line in a picture; a guess
 
 Name = tuple[str | None, int | None]
 """The name and the position of a reference in its owner. Each is None if the reference has only the other."""
@@ -321,13 +328,59 @@ class Leak(ShownAsText):
                 holds the leak as text.
         """
         try:
-            from memwatch.leaks.draw import draw_leak
+            import graphviz
         except ModuleNotFoundError as error:
-            if error.name != "graphviz":
-                raise
             raise DrawError(words.NO_GRAPHVIZ.format(target=path, leak=self)) from error
 
-        draw_leak(self, path)
+        target = Path(path)
+        kind = target.suffix.removeprefix(".") or "svg"
+        try:
+            write_whole(target, self._graph().pipe(format=kind), force=True)
+        except graphviz.ExecutableNotFound as error:
+            raise DrawError(words.NO_DOT.format(target=target, leak=self)) from error
+        except (OutputError, OSError, ValueError, graphviz.CalledProcessError) as error:
+            raise DrawError(words.NOT_DRAWN.format(target=target, error=error, leak=self)) from error
+
+    def _graph(self) -> graphviz.Digraph:
+        """Return the leak as a graph with a box for each object and an arrow for each reference.
+
+        The arrow of a reference that only C++ knows is dashed. The last arrow of a cycle leads back to its first box.
+        The path from a cycle to the tensor begins at the box with the number `branch`.
+        """
+        import graphviz
+
+        graph = graphviz.Digraph("leak", graph_attr={"label": _wrapped(self.headline())})
+        graph.attr("node", shape="box", fontname="monospace")
+        graph.attr("edge", fontname="monospace")
+        cycle = self.cycle_length
+        targets = [edge.target for edge in self.edges]
+        first = targets[cycle - 1] if cycle else None
+        boxes = [
+            words.ROOT if first is None else vertex_phrase(first),
+            *("" if target is None else vertex_phrase(target) for target in targets),
+        ]
+        for number, text in enumerate(boxes):
+            if number != cycle or not cycle:  # the end of a cycle is its beginning
+                graph.node(str(number), _wrapped(text))
+        for number, edge in enumerate(self.edges):
+            leaves_cycle = cycle > 0 and number == cycle
+            above = self.branch if leaves_cycle else number
+            below = 0 if number + 1 == cycle else number + 1
+            phrase = reference_phrase(edge)
+            label = words.FROM_CYCLE.format(line=phrase) if leaves_cycle else phrase
+            style = "dashed" if edge.hidden else "solid"
+            graph.edge(str(above), str(below), _wrapped(label), style=style)
+        if not self.edges:  # C code alone holds the tensors
+            graph.node("1", _wrapped(self.tensor))
+            graph.edge("0", "1", _wrapped(self.path[0]))
+        return graph
+
+
+def _wrapped(text: str) -> str:
+    """Return a text for a box or an arrow of a picture, in short lines."""
+    import graphviz
+
+    return str(graphviz.escape("\n".join(textwrap.wrap(text, _WIDTH))))
 
 
 class Leaks(list[Leak]):

@@ -40,7 +40,6 @@ _OF_ONE_MODULE: Final = {
     "memwatch.cli.mcp_tools": "the only module that imports mcp",
     "memwatch.devices.pretended": "a CUDA device without a GPU, with C++ code of its own",
     "memwatch.heap.known_ways": "part of heap/, beside the other searches",
-    "memwatch.leaks.draw": "the only module that imports graphviz",
     "memwatch.leaks.torchs_cycles": "what memwatch knows of torch's own cycles; the pytest plugin uses it too",
     "memwatch.live.app": "the only module that imports textual",
     "memwatch.memory_snapshot.plain_pickle": "decides which files are safe to read",

@@ -104,7 +104,6 @@ def test_without_graphviz_the_message_says_so_and_holds_the_leak(tmp_path, monke
 @pytest.mark.words
 def test_without_the_package_graphviz_the_message_names_the_extra_and_holds_the_leak(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
-    monkeypatch.delitem(sys.modules, "memwatch.leaks.draw", raising=False)
     (leak,) = find_leaks(park)
     with pytest.raises(DrawError, match=r"pip install 'memwatch\[draw\]'") as caught:
         leak.draw(tmp_path / "leak.svg")
