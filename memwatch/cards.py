@@ -7,8 +7,8 @@ from typing import Final
 
 from memwatch.sizes import SizeError, format_bytes, parse_bytes
 
-_GIB: Final = 1 << 30
-_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30  # bytes
+_MIB: Final = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ _SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 _LONGEST_SCHEMA_BYTES: Final = 1 << 16
 """Bytes. A longer value in the schema is refused. A guess: memwatch's own are far shorter."""
 _LONGEST_VALUE_BYTES: Final = 64 << 20
-"""A full chunk has 8 MiB. The longest text is JSON about segments of an allocator: megabytes."""
+"""A full chunk has 8 MiB. The longest text is JSON about segments of an allocator: megabytes. A guess."""
 _SCHEMA_STEPS: Final = 100_000
 """Steps of SQLite's machine to read the schema. A capture needs about a hundred. A guess."""
 _STEPS_PER_CALL: Final = 1_000
@@ -70,14 +70,14 @@ _BATCH_ROWS: Final = 256
 _CELL_BYTES: Final = 5
 """Bytes that SQLite needs at least for a row, besides a byte for each column and the text in it."""
 _MOST_SPARSE: Final = 32
-"""A file that is so many times longer than its space on the disk is mostly holes.
+"""A file that is so many times longer than its space on the disk is mostly holes. A guess.
 
 File systems that compress shrink captures, which are deflated already, far less.
 """
 _MOST: Final = 1 << 62  # a count or a time in metadata must be smaller
 _LATEST_S: Final = 253_402_300_799
 """The end of the year 9999, in unix seconds. Later times have no date."""
-_READ_COLUMNS: Final = 5
+_READ_COLUMNS: Final = 5  # file, function, method, line, and a list of lines
 _PAIR: Final = 2  # numbers of an extent: a first and a last one
 _EXPRESSION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[\d+\]|\['[\w -]*'\])*")
 """The expression of a variable, an attribute or an item. Printed code contains it, so it must not run anything else."""

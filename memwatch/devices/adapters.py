@@ -499,6 +499,7 @@ def asked_bytes(error: BaseException) -> int | None:
 
 
 _ARGUMENTS_OF_NUMPY: Final = 2
+"""The shape and the dtype: `_ArrayMemoryError` of numpy has these two arguments."""
 
 
 def is_of_numpy(error: BaseException) -> bool:

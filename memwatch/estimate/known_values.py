@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 # If its tensors are large, it runs twice at smaller sizes; the two show how the result grows with a length that a
 # single argument has.
 _SMALL_BYTES: Final = 16 << 20
-"""Most bytes of the tensors of a call that runs at its own sizes."""
-_LEAST_LENGTH: Final = 2
+"""Most bytes of the tensors of a call that runs at its own sizes. A guess."""
+_LEAST_LENGTH: Final = 2  # the smallest length at which such an op runs; a guess
 _KERNEL_NAMESPACES: Final = frozenset({"aten", "mkldnn", "quantized"})
 _SCALED: Final = "the size of the buffer that {} keeps for its backward follows from runs at smaller sizes"
 _NOT_KNOWN: Final = (

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _FEWEST_STEPS: Final = 2
 """Steps of a run: the first is not timed."""
-_FEWEST_GROWN: Final = 2
+_FEWEST_GROWN: Final = 2  # steps whose growth must be alike: one step alone shows no rate
 _LEAST_GROWTH_RATIO: Final = 0.01
 """A share of the peak: a smaller growth of a step changes little. A guess."""
 _ALIKE_RATIO: Final = 1.25

@@ -35,7 +35,7 @@ A guess: times this close are equal.
 _NOISE: Final = 1.1
 """A ratio of durations. Two durations may be equal if their ratio is below this one.
 
-If the program takes more than this ratio of the time of a way that computes more, its time was disturbed.
+If the program takes more than this ratio of the time of a way that computes more, its time was disturbed. A guess.
 """
 _LEAST_GAIN_RATIO: Final = 0.01
 """A share of the program's peak. If a setting alone lowers the peak by less, one more run tries to do without it.
@@ -45,7 +45,7 @@ A guess: the extra run costs a user a minute, and a useless line costs them a qu
 _MARGINS: Final = (1.0, 0.9)
 """Shares of the room under the limit that a planned way gets as its budget.
 
-The second share is tried only if a plan with the first exceeds the limit.
+The second share is tried only if a plan with the first exceeds the limit. A guess.
 """
 
 

@@ -111,7 +111,7 @@ def _leads_to_table(edge: Edge) -> bool:
 
 
 _UNTOLD: Final = 1 + max(kind.row.cut_rank or 0 for kind in EdgeKind)
-_LONGEST: Final = 5  # references in the words for a holder
+_LONGEST: Final = 5  # references in the words for a holder; a guess
 
 
 def edge_to_cut(steps: Sequence[Step]) -> Step | None:

@@ -330,16 +330,16 @@ def is_one_shown(tensors: list[Any]) -> bool:
     return any(type(obj) is not FrameType or not is_own_code(obj.f_code) for obj in referrers)
 
 
-_OLDEST: Final = 2
+_OLDEST: Final = 2  # gc's oldest generation
 _SINCE_THE_RUNS: Final = 1 if HAS_THREE_GENERATIONS else _OLDEST
 """The oldest of gc's generations that what the runs made is in: a collection of young objects may have moved it up."""
-_MOST_EXCUSES: Final = 3  # searches for what holds a storage beside containers that are no leak
-_MOST_OTHERS: Final = 3  # searches for further holders of what the first run left
+_MOST_EXCUSES: Final = 3  # searches for what holds a storage beside containers that are no leak; a guess
+_MOST_OTHERS: Final = 3  # searches for further holders of what the first run left; a guess
 _STORE: Final = "STORE"
 _USES: Final = re.compile(f"LOAD|{_STORE}")
 _JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
 _OF_MODULE: Final = "<module>"
-_FAR: Final = 24  # references between a loop and what hangs on it
+_FAR: Final = 24  # references between a loop and what hangs on it; a guess
 Keepers = Callable[[], Mapping[str, object]]
 """Returns objects by name; called while a snapshot is open, so that nothing else holds them meanwhile."""
 Explained = tuple["Survivor", list[int]]

@@ -243,6 +243,7 @@ def _may_hide_its_age(obj: Any) -> bool:
 # that is filled again, and so may an item of a list with older items behind it.
 
 _ALL: Final = 2
+"""The most that `shows_all` returns: its docstring has the meaning of each number."""
 
 
 def has_latest(survivor: Survivor) -> bool:
@@ -365,7 +366,7 @@ _END: Final[type] = type(itertools.tee(())[0])
 _BLOCK: Final[type | None] = getattr(itertools, "_tee_dataobject", None)
 _MOST_LISTS: Final = 1_000
 """Lists whose lengths are remembered. With more of them, the oldest is forgotten. A guess."""
-_ROOM: Final = 4  # places at a time
+_ROOM: Final = 4  # CPython gives a list that grows room for a multiple of so many items
 
 
 class Slots:
@@ -469,7 +470,7 @@ def _next_index(end: Any, block: Any) -> int:
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _UNASKED_BOUND: Final = 128
-"""The size `functools.lru_cache` has if nobody chose one: a cache like that fills for long, and no one knows."""
+"""Entries: the default of `functools.lru_cache`. If nobody chose this size, the cache may fill for long."""
 _WRAPPERS: Final = class_ids(CellType, partial, _lru_cache_wrapper)
 _FLAGS: Final = type_dict(type)["__flags__"].__get__
 _BASIC: Final = frozenset({"builtins", "collections", "weakref", "_weakref", "types", "functools"})

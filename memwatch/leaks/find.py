@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 PERIOD: Final = 4
-"""A leak on every n-th call is found up to this n."""
-_FURTHER: Final = 32
+"""Calls. A leak on every n-th call is found for each n up to this one. A guess."""
+_FURTHER: Final = 32  # calls after the first ones, while what they add is not clear; a guess
 MOST_BYTES: Final = 2**30
-"""No further calls are made once what they left is more."""
+"""No further calls are made once what they left is more. A guess."""
 MOST_S: Final = 20.0
-"""No further calls are made, beyond the first few, once they took longer."""
+"""No further calls are made, beyond the first few, once they took longer. A guess."""
 
 Runs = int | Literal["auto"]
 
@@ -118,9 +118,10 @@ def most_growth_bytes(before: dict[str, int], after: dict[str, int]) -> int:
 __all__ = ["RunsError", "find_growth", "find_leaks"]
 
 _NOISE_BYTES: Final = 64
+"""Memory of a device that grew by no more than this did not grow. A guess."""
 _ONE_STEP: Final = 2  # counts: what one call alone adds does not grow
 _TWO_PAIRS: Final = 4  # measured calls: fewer show no period
-_PERIODS_OF_HOOKS: Final = 3  # of calls: a table with hooks of each of them only grows
+_PERIODS_OF_HOOKS: Final = 3  # calls: a table with hooks of each of them only grows; a guess
 
 
 def find_leaks(
@@ -576,7 +577,7 @@ def _collections() -> int:
 # `objgraph.growth` has the same counts. It is not used because it first runs a collection, which would free the cycles
 # under test, and because it names classes with code of their metaclasses.
 
-_MOST_CLASSES: Final = 3  # that a leak names
+_MOST_CLASSES: Final = 3  # classes that a leak names; a guess
 _LEAST_COUNTS: Final = 3  # before, and after two calls
 _BUILTIN: Final = "builtins"
 _OF_TEST_TOOLS: Final = ("hypothesis",)

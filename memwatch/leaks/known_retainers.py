@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _NUMBER: Final = re.compile(r"\d+")
 _MOST_ENTRIES: Final = 1_000
-"""Entries that are looked at, from the newest on: a call that adds more than these is no matter."""
+"""Entries that are read, from the newest on. A call that adds more than these is not recognized. A guess."""
 
 
 def added_parts(snapshot: Snapshot) -> set[int]:

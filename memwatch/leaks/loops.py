@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # Objects that all keep each other alive, and the loops of references among them, each looked for once.
 
 _MOST_LOOPS: Final = 16
-"""Loops told apart among objects that all keep each other alive; what hangs on them is told by one of these."""
+"""Loops told apart among objects that all keep each other alive. What hangs on more loops is reported with one of
+these. A guess."""
 
 
 class Component:
@@ -170,7 +171,7 @@ def _back(towards: dict[int, int], node: int, start: int) -> list[int]:
 MOST_OBJECTS: Final = 5_000
 """In a larger group of objects that refer to each other only the nearest loop is reported. Lightning has about 600."""
 _MOST_RINGS: Final = 32
-"""The most loops that are searched. Lightning's trainer has more, so its cuts are reported as the first of several."""
+"""Loops that are searched, a guess. Lightning's trainer has more, so its cuts are reported as the first of several."""
 
 
 class CutSet(NamedTuple):
@@ -270,6 +271,7 @@ def _cut_set(rings: Sequence[Ring], edits: Collection[Hashable], *, is_complete:
 
 
 _MAX_ANCESTORS: Final = 20_000
+"""Objects above a survivor that a search for loops passes. A guess."""
 _MOST_STEPS: Final = 50_000
 """Objects that are passed in all on the way up from survivors to loops beyond the nearest: a guess."""
 _INNER: Final = class_ids(dict, tuple, CellType)

@@ -296,15 +296,15 @@ FEWEST_PASSES: Final = 6
 """Likewise for a loop, whose passes are less certain to be rounds: three passes are left. Guess."""
 _MOST_S: Final = 30.0
 """No more searches once they took longer: the last one of each loop decides. This is processor time of their thread, so
-that a busy machine finds the same leaks."""
+that a busy machine finds the same leaks. A guess."""
 _LONG_S: Final = 1.0
 """The switch interval of Python during a search. Most searches take less time, so that no other thread runs within
 them. A guess."""
 _MOST_COUNTING_S: Final = 5.0
-"""Likewise for counts of autograd nodes."""
+"""Likewise for counts of autograd nodes. A guess."""
 _THREAD_CODE: Final = getattr(getattr(threading.Thread, RUNS_A_THREAD, None), "__code__", None)
 _MOST_RUNS: Final = 2
-"""How many runs of one loop are followed. A function that is called again and again is part of a larger round."""
+"""Runs of one loop that are followed, a guess. A function that is called again and again is part of a larger round."""
 
 
 _FEWEST_SIZES: Final = 3

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from memwatch.leaks.leak import Leak
 
-_COMPARED: Final = 5  # the last looks that are kept
-_BEFORE: Final = -1
-_MOST_NOTED: Final = 3  # largest number of searches for a line between two marks
+_COMPARED: Final = 5  # marks whose searches of the heap are kept, the latest ones; a guess
+_BEFORE: Final = -1  # the run of storages that are older than the first mark
+_MOST_NOTED: Final = 3  # searches for a line between two marks; a guess
 F = TypeVar("F", bound="Callable[..., Any]")
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # number before and after a call tells, at no cost, whether it registered any. Only if each measured call did are the
 # tables listed that still have them. One pass shows one more hook of a function that the table had a hook of.
 
-_ONE_GROWTH: Final = 2  # counts: what grew once may have been set up
+_ONE_GROWTH: Final = 2  # counts of hooks or nodes: one growth may have been a set-up
 
 
 def next_hook_number() -> int:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from memwatch.live.watch import Figures, State, View, Watch
 
 _BAR_WIDTH = 12  # characters of the longest bar; this and the next four are guesses
-_CATEGORIES = 7  # categories that are listed
-_ITERATIONS = 6  # iterations that are listed
-_ENDED_LOOK_S = 0.2  # seconds between two checks whether the program has ended
-_HEAD_S = 5.0  # seconds after which the head of the screen is drawn again
+_CATEGORIES = 7  # categories that are listed; a guess
+_ITERATIONS = 6  # iterations that are listed; a guess
+_ENDED_LOOK_S = 0.2  # seconds between two checks whether the program has ended; a guess
+_HEAD_S = 5.0  # seconds after which the head of the screen is drawn again; a guess
 
 
 class LiveApp(App[None]):

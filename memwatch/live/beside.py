@@ -82,7 +82,7 @@ _START: Final = (
     "from memwatch.cli import main; sys.exit(main())"
 )
 _END_S: Final = 10.0
-"""How long a viewer may take to give the terminal back."""
+"""Seconds that a viewer may take to give the terminal back. A guess."""
 
 
 def require_textual() -> None:

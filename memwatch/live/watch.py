@@ -79,7 +79,7 @@ def lower_priority() -> None:
         os.nice(_NICE)
 
 
-_CLOCKS_DIFFER_S: Final = 2.0
+_CLOCKS_DIFFER_S: Final = 2.0  # by which two readings of the start of one process may differ; a guess
 _LONG_S: Final = 30.0
 """Seconds without a flush after which a program on another host counts as silent. A guess."""
 
@@ -128,7 +128,7 @@ def _is_alive(pid: int, started_s: float | None) -> bool:
 
 
 POINTS: Final = 200
-"""Points of the curve. A column of the terminal shows one or a few of them."""
+"""Points of the curve. A column of the terminal shows one or a few of them. A guess."""
 _LARGEST: Final = 40
 """Storages that are listed, the largest first. A guess."""
 _ITERATIONS: Final = 20

@@ -26,7 +26,7 @@ class SnapshotError(MemwatchError):
 TIME: Final = "time_us"
 NS_PER_US: Final = 1000
 GAP_NS: Final = 2
-"""The least time between two entries. It leaves room for a free that is not in the history."""
+"""Nanoseconds: the least time between two entries. It leaves room for a free that is not in the history."""
 LATEST_US: Final = 1 << 52
 """A moment in the year 2112; later times count as this one. In nanoseconds, it and the entries after it fit 64 bits."""
 

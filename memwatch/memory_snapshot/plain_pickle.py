@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_CONTAINERS: Final = 1 << 24
-"""Containers take the most memory for a byte of the file: more of them are refused."""
+"""A file with more containers is refused, because they take the most memory for a byte of the file. A guess."""
 _MOST_INTEGER_BYTES: Final = 16
+"""A file with a longer integer is refused. Addresses and sizes have eight bytes and a sign."""
 _STOP: Final = pickle.STOP[0]
 _BINGET: Final = pickle.BINGET[0]
 _NAMES: Final = {opcode.code: opcode.name for opcode in pickletools.opcodes}

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 MOST_FRAMES: Final = 1 << 24
-"""Frames of all call stacks together: more are refused."""
-_LONGEST_PATH: Final = 4096
+"""A snapshot whose call stacks have more frames together is refused. A guess."""
+_LONGEST_PATH: Final = 4096  # characters, as many as a path may have bytes on Linux
 _NO_FILE: Final = "none"
 _OF_PROFILER: Final = re.compile(r"(?P<file>.+)\((?P<line>\d{1,9})\): (?P<name>.+)", re.DOTALL)
 """How torch.profiler names a Python call, where the frame has no file: `train.py(12): step`."""
@@ -340,9 +340,9 @@ def _allocations(told: tuple[int, int]) -> str:
 
 
 MOST_BYTES: Final = 1 << 32
-"""Larger files are refused: their values would fill the memory of most machines."""
-MOST_ENTRIES: Final = 1 << 24
-MOST_DEVICES: Final = 256
+"""Larger files are refused: their values would fill the memory of most machines. A guess."""
+MOST_ENTRIES: Final = 1 << 24  # entries of the history, blocks or segments; a guess
+MOST_DEVICES: Final = 256  # devices of one process; a guess
 UNKNOWN: Final = ("ops", "uses", "modules", "phases", "saved tensors", "categories", "holders")
 """What no memory snapshot knows."""
 _ALLOCATED: Final = "active_allocated"

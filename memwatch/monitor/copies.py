@@ -208,11 +208,11 @@ def _start_of_program(fields: list[bytes]) -> list[bytes] | None:
 
 
 _FAULTS: Final = 7
-"""The places of `minflt`, `majflt`, `starttime` and `startcode` after the name of the program; `endcode` and
-`startstack` follow (proc_pid_stat(5))."""
 _MAJOR_FAULTS: Final = 9
 _START: Final = 19
 _START_OF_CODE: Final = 23
+"""The places of `minflt`, `majflt`, `starttime` and `startcode` after the name of the program; `endcode` and
+`startstack` follow (proc_pid_stat(5))."""
 
 
 def copied_structures(forks: Sequence[Fork]) -> list[Copies]:

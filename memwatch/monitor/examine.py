@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from memwatch.monitor.objects import PythonMemory
     from memwatch.monitor.rows import Child
 
-_SAMPLED: Final = 16  # tensors whose holders are searched
+_SAMPLED: Final = 16  # tensors whose holders are searched; a guess
 _SAMPLED_OBJECTS: Final = 64
 """Python objects whose holders are searched. One search finds them all, and 64 more names take about 10 ms."""
 _MOST_OBJECTS: Final = 2_000_000
 """A search of more objects would stop the program for longer than about 3 s."""
 _NAMED: Final = 3
+"""Holders, lines and processes that a sentence names, the largest ones. A guess."""
 
 
 def tensors(at_start: frozenset[int], device: str) -> str:

@@ -46,22 +46,22 @@ if TYPE_CHECKING:
     from memwatch.monitor.limits import Limit
 
 USED_RATIO: Final = 0.97
-"""The share of a limit at which the report is written."""
+"""The share of a limit at which the report is written. A guess."""
 _RESERVED_BYTES: Final = 128 << 20
 """Address space for the report: a search of 340,000 objects takes 86 MiB of it for a moment."""
-_PARTS_OF_LIMIT: Final = 32
+_PARTS_OF_LIMIT: Final = 32  # of a limit: the reserve takes one of them at most; a guess
 _FASTEST_BYTES_PER_S: Final = 1 << 30
 """A program may fill memory this fast: one thread that writes new pages filled 0.4 to 1.1 GiB a second."""
-_LEAST_WAIT_S: Final = 0.02
-_MOST_WAIT_S: Final = 10.0
+_LEAST_WAIT_S: Final = 0.02  # between two looks of the thread; a guess
+_MOST_WAIT_S: Final = 10.0  # between two looks of the thread; a guess
 _STALLED_PERCENT: Final = 10.0
 """The thread looks as often as it can if processes wait longer than this for memory. A guess."""
-_WAIT_SEARCH_S: Final = 5.0
+_WAIT_SEARCH_S: Final = 5.0  # that the search of the holders may wait for the main thread; a guess
 _MOST_OBJECTS_FOR_ROWS: Final = 500_000
 """Adding up more Python objects takes longer than about 1 s, and memory that is short."""
-_MOST_LOOKS: Final = 100
-_PAUSE_S: Final = 60.0  # between reports on errors of threads
-_LEAST_STEP_S: Final = 1.0  # between the looks that the report lists
+_MOST_LOOKS: Final = 100  # looks that the report lists, the latest ones; a guess
+_PAUSE_S: Final = 60.0  # between reports on errors of threads; a guess
+_LEAST_STEP_S: Final = 1.0  # between the looks that the report lists; a guess
 _REPORTS: Final = (".txt", ".html", ".json")
 """The record comes last: once a program can read it, the others are complete."""
 _SUFFIXES: Final = (*_REPORTS, ".jsonl")

@@ -19,7 +19,7 @@ FEWEST_SAMPLES: Final = 12
 """The examined part of the history has at least this many samples. A guess: three for each of its four parts."""
 FEWEST_IN_ALL: Final = FEWEST_SAMPLES * 5 // 4
 """With fewer samples, memwatch does not know whether a row grows: 15 samples have 12 after their first quarter."""
-_PARTS: Final = 4
+_PARTS: Final = 4  # of the examined history; each must grow. A guess
 LEAST_BYTES: Final = 1 << 20
 """Smaller growth is not reported. A guess."""
 _LEAST_SHARE: Final = 0.005

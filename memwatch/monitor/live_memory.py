@@ -66,12 +66,13 @@ CATEGORIES: Final = (PARAMETER, BUFFER, GRADIENT, STATE, SAVED, OTHER, ARRAY, OB
 NOBODY: Final = "no reference that gc sees"
 MOST_OBJECTS: Final = 2_000_000
 """A search of more objects takes longer than about 4 s and more than 0.6 GiB."""
-_MOST_CONTAINERS: Final = 3
-_LEAST_ARRAY_BYTES: Final = 64 << 10
+_MOST_CONTAINERS: Final = 3  # containers whose entries are added up, the longest ones; a guess
+_LEAST_ARRAY_BYTES: Final = 64 << 10  # smaller arrays and buffers get no row; a guess
 _MOST_BUFFERS: Final = 10_000
 """Texts, bytes and other buffers whose holders are searched, the largest ones. A guess."""
 _NAMED_STEPS: Final = 3
-"""Places in containers differ from object to object, so they are not part of the name of a holder."""
+"""The most references in the name of a holder, a guess. Places in containers differ from object to object, so they are
+not part of it."""
 
 
 @dataclass
@@ -215,6 +216,7 @@ def _containers_by_referrers(large: _Large) -> list[Container]:
 
 _ENDS: Final = (id(ModuleType), id(FrameType))
 _MOST_REFERRERS: Final = 6
+"""References that a search follows up from an object that no path of the snapshot reaches. A guess."""
 
 
 class _Search:
@@ -404,6 +406,7 @@ def _is_file(buffer: Any) -> bool:
 
 
 _FIELDS_WITH_PATH: Final = 6
+"""Fields of a line of /proc/PID/maps that has a path; a mapping without a file has one less."""
 
 
 def _is_named(kind: EdgeKind) -> bool:

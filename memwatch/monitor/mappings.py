@@ -31,7 +31,7 @@ ARENA_BYTES: Final = 64 << 20
 _MOST_GUARD_BYTES: Final = 64 << 10
 """glibc puts one page without access below each stack of a thread; pages have up to 64 KiB. Larger reserved ranges
 belong to others."""
-_DEFAULT_STACK_BYTES: Final = 8 << 20
+_DEFAULT_STACK_BYTES: Final = 8 << 20  # Linux's default limit, for a process whose own limit is not readable
 _HEADER: Final = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<permissions>\S{4}) \S+ \S+ \d+ *(?P<path>.*)$"
 )
@@ -377,7 +377,7 @@ class PageRuns:
 
 _PRESENT, _EXCLUSIVE = np.uint64(1 << 63), np.uint64(1 << 56)
 _ENTRY_BYTES: Final = 8  # of a page in /proc/PID/pagemap
-_ENTRIES_AT_ONCE: Final = 1 << 17
+_ENTRIES_AT_ONCE: Final = 1 << 17  # 1 MiB of entries; a guess
 MOST_ENTRIES: Final = 1 << 24
 """Entries of pages that are not in memory to read in all: 64 GiB of addresses, 0.15 s of processor time. Linux before
 6.7 cannot skip them."""
@@ -385,7 +385,7 @@ _SCAN: Final = 0xC0606610  # the request PAGEMAP_SCAN, which Linux has since 6.7
 _SCAN_FIELDS: Final = struct.Struct("=12Q")
 _SCAN_REACHED: Final = 4  # the field of the address where the search ended
 _SCANNED_PRESENT: Final = 1 << 3  # PAGE_IS_PRESENT
-_RUNS_AT_ONCE: Final = 4096
+_RUNS_AT_ONCE: Final = 4096  # runs of pages that one call of PAGEMAP_SCAN returns; a guess
 _PAGES_BETWEEN: Final = 512
 """Runs with fewer pages between them are read in one call, which copies 4 KiB at most for that. A guess."""
 
@@ -515,8 +515,8 @@ def is_heap_of_arena(address: int) -> bool:
     )
 
 
-_MMAPPED: Final = 2
-_FLAGS: Final = 7
+_MMAPPED: Final = 2  # the bit IS_MMAPPED in the size of a block of glibc
+_FLAGS: Final = 7  # the three bits of that size that are flags
 _AT_ONCE: Final = 1024  # the most ranges for one call of process_vm_readv (IOV_MAX)
 MOST_PAGES: Final = 1 << 20
 """Pages whose begin is read in a search for blocks of malloc: 4 GiB, about 0.4 s without the GIL."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAX_NODES: Final = 1_000_000
+"""Nodes of autograd that one search for tensors passes. A guess: a step of a large model has tens of thousands."""
 
 
 @dataclass
@@ -127,20 +128,20 @@ def ids_of_tensors() -> frozenset[int]:
     return frozenset(map(id, _all_tensors(with_graphs=False))) if "torch" in sys.modules else frozenset()
 
 
-_PIECE: Final = 20_000  # objects whose referents are listed at a time
+_PIECE: Final = 20_000  # objects whose referents are listed at a time; a guess
 _MOST_SMALL_BYTES: Final = 512
 """Python's own allocator gives larger blocks to malloc."""
 _LARGE_BYTES: Final = 16 << 10
 """Objects with larger blocks are remembered one by one. A container with fewer entries than `_LEAST_LENGTH` is not. If
 its entries have smaller blocks, they have less than 1 MiB together, and so small a growth is not reported."""
 _RANGE_BYTES: Final = 64 << 10
-"""Of larger blocks the pages are looked at: a numpy array may be made and not touched."""
+"""Of larger blocks the pages are looked at: a numpy array may be made and not touched. A guess."""
 _MOST_OF_ARROW: Final = 256
 """Objects of each class of pyarrow whose addresses are read. A guess: its allocator has few mappings, of 1 GiB each."""
 _IN_ONE_BLOCK: Final = (str, bytes, int, tuple)
 _HAS_GC: Final = 1 << 14  # Py_TPFLAGS_HAVE_GC
-_GC_HEADER_BYTES: Final = 16
-_MALLOC_HEADER_BYTES: Final = 8
+_GC_HEADER_BYTES: Final = 16  # before each object that gc tracks: two words
+_MALLOC_HEADER_BYTES: Final = 8  # before each block of glibc: its size
 # read through `type` itself: a metaclass may answer with code of its own
 _MRO, _NAMESPACE, _BASIC_BYTES, _FLAGS, _QUALNAME = (
     type.__dict__[name].__get__
@@ -285,7 +286,7 @@ def _bytes_of_shapes(arrays: Iterable[Any], number: int) -> NDArray[np.int64]:
     return np.fromiter(map(_DIMENSIONS, arrays), dtype=np.int64, count=number) * _BYTES_PER_DIMENSION
 
 
-_BYTES_PER_DIMENSION: Final = 16
+_BYTES_PER_DIMENSION: Final = 16  # a size and a stride, which numpy keeps outside the object
 _DIMENSIONS: Final = np.ndarray.__dict__["ndim"].__get__
 
 
@@ -339,9 +340,10 @@ def _has_plain_size(cls: type) -> bool:
     return isinstance(method, types.MethodDescriptorType)
 
 
-_LEAST_LENGTH: Final = 64  # of a container that may be where a program grows: the others are too many
+_LEAST_LENGTH: Final = 64
+"""Entries of a container that may be where a program grows: there are too many shorter ones. A guess."""
 
-_SAMPLED_ENTRIES: Final = 8  # of each end of a container
+_SAMPLED_ENTRIES: Final = 8  # of each end of a container; a guess
 _SAMPLED_REFERENTS: Final = (6, 3, 2, 2)
 """How many referents of an entry are measured, and of each of these, and so on: at most 132 objects. A guess."""
 

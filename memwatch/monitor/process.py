@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from memwatch.monitor.history import Growth
     from memwatch.monitor.rows import Child, ProcessRows
 
-_WIDTH: Final = 28  # of a row's name
-_SIZE: Final = 11
+_WIDTH: Final = 28  # characters of a row's name; a guess
+_SIZE: Final = 11  # characters of a size: "1023.99 MiB" has as many
 _LEAST_HOW: Final = 24
-"""Characters of a line that a column of sentences needs. If there is less room, a sentence gets lines of its own."""
+"""Characters of a line that a column of sentences needs. If there is less room, a sentence gets lines of its own. A
+guess."""
 _OF_DEVICE: Final = "device: {row}"
 
 

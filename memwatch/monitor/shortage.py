@@ -360,7 +360,7 @@ def _is_raised(error: BaseException) -> bool:
 
 _SHORT: Final = 4  # most rows of a list in the note on an error; a guess
 _LONG: Final = 12  # most rows of a list in the report; a guess
-_SIZE: Final = 12  # characters of the column with the sizes
+_SIZE: Final = 12  # characters of the column with the sizes; a guess
 
 
 NOTES: Final = tuple(f"memwatch: {text}" for text in (RAN_OUT, RAISED, REQUEST_FAILED))

@@ -82,36 +82,36 @@ if TYPE_CHECKING:
     from memwatch.monitor.guard import Guard
     from memwatch.monitor.rows import ProcessRows
 
-_LEAST_INTERVAL_S: Final = 0.05
+_LEAST_INTERVAL_S: Final = 0.05  # of `monitor(interval_s=...)`; a guess
 _EXAMINATION_RATIO: Final = 3.0
 """The cost of the search for the holder of Python objects that grew, compared with a search of all of them: 2.7 in a
 program that imports torch."""
 _LEAST_LOOK_S: Final = 1.0
 """Between two samples, the thread reads RSS so often. It takes 0.02 ms."""
 _FAST_RATIO: Final = 2.0
-"""If RSS grows by this factor, the budgets have their credit again: the program may fail soon."""
+"""If RSS grows by this factor, the budgets have their credit again: the program may fail soon. A guess."""
 _NEAR_RATIO: Final = 0.8
 """The same, once, if so much of a limit is in use. A guess."""
 _FRESH_S: Final = 1.0
-"""`report` takes no new sample if the latest is younger."""
+"""`report` takes no new sample if the latest is younger. A guess."""
 _MOST_REPORT_S: Final = 5.0
-"""`report` starts no search that takes longer."""
+"""`report` starts no search that takes longer. A guess."""
 _LEAST_STRETCH: Final = 1.5
-"""If the gap between samples is longer than the interval by this factor, the report says so."""
-_MOST_NOTES: Final = 20
-_MOST_ROWS: Final = 3  # in the line about a history that is too short
+"""If the gap between samples is longer than the interval by this factor, the report says so. A guess."""
+_MOST_NOTES: Final = 20  # notes that a report has; a guess
+_MOST_ROWS: Final = 3  # rows in the line about a history that is too short; a guess
 _FEWEST_FOR_ROWS: Final = 8
 """With fewer samples, that line has no rows: they would show how the program started. A guess."""
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
-"""Memory that no row explains grows by this before the Python objects are searched again."""
+"""Memory that no row explains grows by this before the Python objects are searched again. A guess."""
 _MAY_BE_PYTHON: Final = (NATIVE, NATIVE_AT_START, OTHER)
 _MIXED: Final = (PYTHON, *_MAY_BE_PYTHON)
 """Memory moves between these rows at each search of the Python objects, so their sum shows growth first."""
-_LEAST_MIXED_BYTES: Final = 4 * LEAST_BYTES
+_LEAST_MIXED_BYTES: Final = 4 * LEAST_BYTES  # growth of their sum that leads to another search; a guess
 CHILDREN: Final = "child processes"
 """The USS of the processes that this one started. It is not a row of this process."""
-_WAIT_TENSORS_S: Final = 2.0
-_WAIT_SEARCH_S: Final = 20.0
+_WAIT_TENSORS_S: Final = 2.0  # that the monitor waits for a search of tensors in the main thread; a guess
+_WAIT_SEARCH_S: Final = 20.0  # that it waits for a search of Python objects there; a guess
 _alive: Final[weakref.WeakSet[Monitor]] = weakref.WeakSet()
 
 

@@ -38,7 +38,7 @@ NOTE: Final = (
 _TINY: Final = 1e-9  # of a cost; a share of the cost of one op. It keeps a free cut from dividing by zero
 # The constants below are guesses.
 _MOST_READY = 32  # ready ops that the list order examines per step, the latest ones
-_MOST_OPS_PER_CUT = 12  # ops that one cut computes again, at most
+_MOST_OPS_PER_CUT = 12  # ops that one cut computes again, at most; a guess, as the next two
 _CUTS_TRIED = 12  # per step of the schedule: those with the best estimates
 _MOST_MISSES = 6  # steps at which no cut helps, before the planner gives up
 

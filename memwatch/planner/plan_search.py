@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _LARGEST_QUICK = (
     5_000  # ops; the bounds and checks of larger programs get 20 % of the time instead of 10 %; a guess
 )
-_ROUNDING = 1e-12  # a smaller extra cost, as a share of the program's, is an error of floating point
+_ROUNDING = 1e-12  # a smaller extra cost, as a share of the program's, is an error of floating point; a guess
 
 
 @dataclass(slots=True)

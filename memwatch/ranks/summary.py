@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
 
-VERSION: Final = 1
+VERSION: Final = 1  # of the format of a summary
 MOST_POINTS: Final = 1000
-"""Of a longer run a point is the highest of several steps."""
+"""Points of the curve of a process. Of a longer run, a point is the highest of several steps. A guess."""
 MOST_SITES: Final = 100
 """Groups of storages at the peak in a summary, the largest ones. A guess."""
 NAMED: Final = (*OF_TRAINING, *COMMUNICATION)

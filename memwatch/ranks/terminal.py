@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from memwatch.ranks.job import Job
 
-_NAME_WIDTH: Final = 28
+_NAME_WIDTH: Final = 28  # characters of a name; a guess
 _FIGURE_WIDTH: Final = len("999.99 MiB")
 _GAP: Final = 2
 """Blanks between columns."""

@@ -79,7 +79,7 @@ FEWEST_ROWS: Final = 2
 """Rows of each table, and the fewest if the summary must fit a screen. A guess."""
 FEWEST_FINDINGS: Final = 3
 """A guess: findings say what to change, so more of them are shown than of the rows that only describe the peak."""
-INDENT: Final = 4
+INDENT: Final = 4  # blanks before the lines below a heading
 _MOST_CODE_LINES: Final = 40
 """Code of so many lines is shown even if the summary then has more lines than a screen. An optimizer that steps in the
 backward with fused=True has 34 lines. Only the loss in parts has more than this limit, over 100."""

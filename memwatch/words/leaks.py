@@ -104,12 +104,12 @@ MORE_REFERENCES: Final = "... {count} more references, within C++ ..."
 SAME_LINE_AGAIN: Final = "... {more} more references like the last one ..."
 SAME_LINES_AGAIN: Final = "... {more} more rows like the last {count} references ..."
 """In place of the references of a path that repeat, as of a wrapper around a wrapper."""
-_MOST_IN_STRETCH: Final = 4  # references that repeat together
+_MOST_IN_STRETCH: Final = 4  # references that repeat together; `leaks/advice.py` has the reason
 _FEWEST_LEFT_OUT: Final = 2  # lines; one line takes no more room than the words in its place
-_MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal shows
-_AT_AN_END: Final = 3
+_MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal shows; a guess
+_AT_AN_END: Final = 3  # of these references are shown at each end of a longer row; a guess
 _COMPREHENSIONS: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-_MOST_ROUNDS: Final = 2  # loops that the verdict names
+_MOST_ROUNDS: Final = 2  # loops that the verdict names; a guess
 MOST_HELD: Final = 3  # holders that a line names, and lines of the program below it. A guess
 
 ROOT: Final = "root"
@@ -247,7 +247,7 @@ FURTHER_CUTS: Final = (
 MORE_CUTS: Final = "{references} and {count} more"
 MORE_CYCLES: Final = "{references}, and references in further cycles that memwatch did not search"
 _MOST_CUTS: Final = 12
-"""Lightning's trainer needs 9."""
+"""References that one advice names. A guess: Lightning's trainer needs 9."""
 AND_THE_STORAGE: Final = (
     "{advice}. The tensor shows only a small part of its storage, and `.detach()` alone keeps all of it: keep "
     "`.detach().clone()`, or a number (`.item()`)"

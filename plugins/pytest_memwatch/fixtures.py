@@ -143,7 +143,7 @@ def no_tensor_leaks(request: pytest.FixtureRequest) -> None:
 
 FOLDER: Final = ".memwatch"
 FORMAT: Final = "memwatch-baseline"
-VERSION: Final = 1
+VERSION: Final = 1  # of the format of a baseline
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
     from pytest_memwatch.examine import Examination
 
-_LONGEST = 80
+_LONGEST = 80  # characters of a text in a report; a guess
 EXAMINATION: Final[pytest.StashKey[Examination]] = pytest.StashKey()
 _UNCOUNTED: Final = "setup"
 """The phase of which pytest and other plugins neither show nor count a report that passed."""

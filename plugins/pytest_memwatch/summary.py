@@ -45,7 +45,7 @@ FREED: Final = pytest.StashKey["Freed"]()
 NOT_WRITTEN: Final = pytest.StashKey[list[str]]()
 """For each file that the session could not write at its end, the reason in one line."""
 FORMAT: Final = "memwatch-pytest"
-VERSION: Final = 1
+VERSION: Final = 1  # of the format of the session as JSON
 Status = tuple[str, str, tuple[str, dict[str, bool]]]
 _STATUS: Final[dict[str, Status]] = {
     "leak": ("failed", "L", ("LEAK", {"red": True})),
@@ -62,11 +62,11 @@ _LEAST_GROWING: Final = 3
 first may fill it, and the second add its own entry."""
 MOST_LINES: Final = 28
 MOST_SHORT: Final = 8
-"""Lines of the summary that causes may take: in full, and then in one line each."""
-SHOWN_TESTS: Final = 3  # of each cause, in the short summary
+"""Lines of the summary that causes may take: in full, and then in one line each. A guess."""
+SHOWN_TESTS: Final = 3  # tests of each cause, in the short summary; a guess
 MOST_FAILURE_LINES: Final = 36
 MOST_SUMMARY_TESTS: Final = 10
-"""Lines of failures, and of the short summary, that leaks may take."""
+"""Lines of failures, and of the short summary, that leaks may take. A guess."""
 MOST_REPORT_LINES: Final = 120
 _PYTEST_LINES: Final = 20
 """Lines that pytest itself prints around failures and summaries, counted in a session without warnings."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 import functools
+import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -163,3 +164,55 @@ def _is_kind(node: ast.expr | None) -> bool:
     while isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name):
         node = node.value
     return isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in _ENUMS_OF_KINDS
+
+
+def test_each_number_among_the_constants_of_a_module_has_a_comment():
+    """The comment has the unit, and the measurement that chose the number or the word "guess".
+
+    It stands in the line of the constant, above it, or below it as a docstring. Constants without an empty line between
+    them may share one.
+    """
+    bare = [
+        f"{path}:{line}"
+        for package in (memwatch, pytest_memwatch)
+        for path in Path(package.__file__).parent.rglob("*.py")
+        for line in _bare_numbers(path.read_text(encoding="utf-8"))
+    ]
+    assert bare == []
+
+
+def test_a_number_without_a_comment_is_found():
+    """A comment counts for its own block of lines only."""
+    blocks = ("# seconds\nA = 1\nB = -2", "C = 3, 4\nD = 5\n'Bytes.'\nE = 2 * 6", "F = 7  # calls\nG = 8")
+    assert list(_bare_numbers("\n\n".join(blocks))) == [8, 11]
+
+
+def _bare_numbers(source: str) -> Iterator[int]:
+    """Yield the line of each number among the constants of a module that no comment explains."""
+    lines = ["", *source.splitlines()]
+    body = ast.parse(source).body
+    for place, statement in enumerate(body):
+        if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or not _is_number(statement.value):
+            continue
+        first, end = statement.lineno, statement.end_lineno or statement.lineno
+        is_commented = any("#" in line for line in lines[first : end + 1])
+        while lines[first - 1]:
+            first -= 1
+            is_commented |= lines[first].startswith("#")
+        below = itertools.dropwhile(lambda each: isinstance(each, (ast.Assign, ast.AnnAssign)), body[place:])
+        text = next(below, None)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            is_commented |= all(lines[statement.lineno : text.lineno])
+        if not is_commented:
+            yield statement.lineno
+
+
+def _is_number(node: ast.expr | None) -> bool:
+    """Return True for a number, arithmetic with numbers, and a tuple of numbers."""
+    if isinstance(node, ast.Tuple):
+        return bool(node.elts) and all(map(_is_number, node.elts))
+    if isinstance(node, ast.UnaryOp):
+        return _is_number(node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_number(node.left) and _is_number(node.right)
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)

@@ -57,7 +57,7 @@ _LOWER: Final = frozenset((
 """Ops that compute in half precision under autocast, as they are recorded: below autograd (torch 2.13)."""
 _PRODUCTS_OF_BATCHES: Final = frozenset(("bmm", "baddbmm"))
 _PRODUCTS: Final = frozenset(("mm", "addmm", "addbmm", *_PRODUCTS_OF_BATCHES))
-_ALIGNMENT_BYTES: Final = 128
+_ALIGNMENT_BYTES: Final = 128  # that the workspace of such a product may have for its alignment; a guess
 _CONVOLUTIONS: Final = frozenset(("convolution", "convolution_backward"))
 _WITHOUT_COPIES: Final = frozenset(("copy_", "_to_copy"))
 """Ops that read tensors of one precision and write tensors of the other, without a converted copy."""

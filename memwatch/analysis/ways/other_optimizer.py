@@ -30,7 +30,8 @@ OptimizerName = Literal["sgd", "adafactor"]
 _ENDED_ITERATIONS = 2
 """Iterations after which all optimizers of a program have stepped. A guess."""
 _CRITIC_STEPS = 5
-"""Steps of one model before the first step of another: the critic of a WGAN trains so often before its generator."""
+"""Steps of one model before the first step of another: in the paper on WGAN, the critic has so many before its
+generator."""
 _GRADIENT, _STATE = ROLES.index("gradient"), ROLES.index("optimizer state")
 _PARAMETER = ROLES.index("parameter")
 

@@ -110,7 +110,7 @@ def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
 
 _MOST_SETS = 8  # sets of large ops that are tried; a guess
 _MOST_WORK = 40_000  # edges of all cuts together: about a second; a guess
-_SOURCE, _SINK = -1, -2
+_SOURCE, _SINK = -1, -2  # in place of the number of an op: the two ends of the flow
 
 
 class _Slots(NamedTuple):

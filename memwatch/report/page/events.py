@@ -49,13 +49,14 @@ _OF_LIVES: Final = ("counted", "birth_event", "death_event")
 _OF_STORAGES: Final = (*SITE_COLUMNS, *_OF_LIVES, "nbytes", "op", "first_use_op", "last_use_op")
 _OF_EVENTS: Final = ("time_ns", "op", "storage", "delta_bytes", "live_bytes")
 TICKS_PER_EVENT: Final = 16
-"""Times are rounded to a sixteenth of the mean distance between events. Finer times would cost bytes and could not
-be seen."""
+"""Times are rounded to a sixteenth of the mean distance between events. Finer times would cost bytes and could not be
+seen. A guess."""
 DETAIL_BYTES: Final = 4_000_000
 """Bytes of packed text. This keeps the page of a million events under 5 MB, however irregular they are."""
 MOST_STORAGES: Final = 1_500_000
 KEPT_STORAGES: Final = 300_000
-"""Of more storages than the first, about so many are packed: to pack them all takes gigabytes, to leave most out."""
+"""Of more storages than the first, about so many are packed: to pack them all takes gigabytes, to leave most out. A
+guess."""
 MOST_BINS: Final = 2**18
 FEWEST_BINS: Final = 64
 """The most and the fewest parts of the time in which storages are thinned out. A guess."""

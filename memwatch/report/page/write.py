@@ -172,6 +172,7 @@ def _as_report_error() -> Iterator[None]:
 
 
 MODEL_VERSION: Final = 1
+"""The version of the format of the page about two captures."""
 
 
 def diff_model(compared: Comparison, *, old: str, new: str) -> dict[str, Any]:
