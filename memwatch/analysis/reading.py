@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from memwatch.analysis.derived_tables import DerivedTables
-    from memwatch.analysis.facts.endings import CutOff
+    from memwatch.analysis.facts.biographies import CutOff
     from memwatch.analysis.facts.places import Call
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from memwatch.analysis.facts.endings import CutOff
+from memwatch.analysis.facts.biographies import CutOff
 from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.analysis.tables import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, UNRECORDED, Allocations, in_order, join_allocations
-from memwatch.analysis.facts.biographies import Biographies, UseBounds, use_bounds, write_biographies
+from memwatch.analysis.facts.biographies import (
+    Biographies,
+    CutOff,
+    ProcessStarts,
+    UseBounds,
+    cut_off_ns,
+    ends_known,
+    recorded_ends_ns,
+    use_bounds,
+    write_biographies,
+)
 from memwatch.analysis.facts.categories import Categories, Categoriser
 from memwatch.analysis.facts.devices import narrowed
-from memwatch.analysis.facts.endings import CutOff, ProcessStarts, cut_off_ns, ends_known, recorded_ends_ns
 from memwatch.analysis.facts.iterations import (
     KeptAcross,
     at,
