@@ -11,7 +11,7 @@ import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from memwatch.capture import Capture
@@ -38,20 +38,7 @@ if TYPE_CHECKING:
     from memwatch.planner.request import OrderChoice
     from memwatch.replay.run import ReplayResult
 
-
-class _Recording(Protocol):
-    """A recording: `memwatch.profile(replay=True)` yields one, and `memwatch.load` returns one."""
-
-    @property
-    def capture(self) -> Capture:
-        """The recorded tables."""
-
-    @property
-    def device(self) -> str:
-        """The device that is planned."""
-
-
-Source: TypeAlias = "_Recording | Capture | Graph | str | os.PathLike[str]"
+Source: TypeAlias = "Reading | Capture | Graph | str | os.PathLike[str]"
 
 
 @dataclass(frozen=True)
@@ -195,14 +182,13 @@ def apply_plan(model: nn.Module, plan: Plan, *, strict: bool = False) -> Applied
     return apply_step(model, training_step(plan), budget_bytes, strict=strict)
 
 
-def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replayable:
+def replayable(source: Reading | Capture | str | os.PathLike[str]) -> Replayable:
     """Return the recorded program of a source; the same recording always returns the same object.
 
     Raises:
         MemwatchError: the source was recorded without `replay=True`.
         UnsupportedOpError: an op cannot be replayed.
     """
-    recording: _Recording
     if isinstance(source, (str, os.PathLike)):
         recording = load(source)
     else:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from memwatch.kinds.edges import Edge
+    from memwatch.kinds.known_leaks import KnownLeak
 
 ON_DEVICE: Final = "{size} on {device}"
 AND: Final = " and "
@@ -461,27 +462,7 @@ def kept_line(
     return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=_first_of(held))
 
 
-class Known(Protocol):
-    """A leak of a library as far as its line needs it."""
-
-    @property
-    def library(self) -> str:
-        """The library."""
-
-    @property
-    def what(self) -> str:
-        """The objects that it keeps."""
-
-    @property
-    def link(self) -> str:
-        """The public issue."""
-
-    @property
-    def remedy(self) -> str:
-        """The change that ends it, or an empty text."""
-
-
-def known_line(known: Known) -> str:
+def known_line(known: KnownLeak) -> str:
     """Return that memory which grew is the known leak of a library, and the remedy."""
     line = KNOWN.format(library=known.library, what=known.what, link=known.link)
     return KNOWN_REMEDY.format(known=line, remedy=known.remedy) if known.remedy else line

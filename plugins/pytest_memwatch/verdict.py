@@ -162,15 +162,15 @@ def finding_data(finding: Finding, figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
+def top_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return allocations as lines, one each, and one more for each frame beyond the first."""
     lines = []
     for row in rows:
         where = row["stack"][0] if row["stack"] else row["line"] or "(no line)"
         plural = "s"[: row["count"] != 1]
         made = f"{row['count']} storage{plural}, {short_op(row['op'])}"
-        lines.append(f"{indent}{format_bytes(row['nbytes']):>12}  {where}  ({made})")
-        lines += [f"{indent}{'':>12}    from {frame}" for frame in row["stack"][1:]]
+        lines.append(f"  {format_bytes(row['nbytes']):>12}  {where}  ({made})")
+        lines += [f"  {'':>12}    from {frame}" for frame in row["stack"][1:]]
     return lines
 
 
