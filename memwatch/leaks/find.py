@@ -121,7 +121,7 @@ _NOISE_BYTES: Final = 64
 """Memory of a device that grew by no more than this did not grow. A guess."""
 _ONE_STEP: Final = 2  # counts: what one call alone adds does not grow
 _TWO_PAIRS: Final = 4  # measured calls: fewer show no period
-_PERIODS_OF_HOOKS: Final = 3  # calls: a table with hooks of each of them only grows; a guess
+_PERIODS_OF_HOOKS: Final = 3  # of calls. A table that still has hooks of each call only grows. A guess
 
 
 def find_leaks(

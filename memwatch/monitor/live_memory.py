@@ -66,7 +66,7 @@ CATEGORIES: Final = (PARAMETER, BUFFER, GRADIENT, STATE, SAVED, OTHER, ARRAY, OB
 NOBODY: Final = "no reference that gc sees"
 MOST_OBJECTS: Final = 2_000_000
 """A search of more objects takes longer than about 4 s and more than 0.6 GiB."""
-_MOST_CONTAINERS: Final = 3  # containers whose entries are added up, the longest ones; a guess
+_MOST_CONTAINERS: Final = 3  # containers that are shown, those with the most bytes; a guess
 _LEAST_ARRAY_BYTES: Final = 64 << 10  # smaller arrays and buffers get no row; a guess
 _MOST_BUFFERS: Final = 10_000
 """Texts, bytes and other buffers whose holders are searched, the largest ones. A guess."""
@@ -216,7 +216,7 @@ def _containers_by_referrers(large: _Large) -> list[Container]:
 
 _ENDS: Final = (id(ModuleType), id(FrameType))
 _MOST_REFERRERS: Final = 6
-"""References that a search follows up from an object that no path of the snapshot reaches. A guess."""
+"""References that are followed up from a large container, if there is no memory for a search of the heap. A guess."""
 
 
 class _Search:
