@@ -15,6 +15,7 @@ from memwatch.capture import Capture
 from memwatch.capture import load as load_capture
 from memwatch.capture import save as save_capture
 from memwatch.errors import CaptureError
+from memwatch.heap.pause import pause_gc, resume_gc
 
 if TYPE_CHECKING:
     from memwatch.analysis.compare import Comparison, PeakSites
@@ -52,7 +53,13 @@ class Reading(DeviceReading):
         """Return a text that describes the parts of the peak; the options are those of the command `summary`."""
         from memwatch.report.terminal import summary
 
-        return summary(self, **options)
+        # The analysis makes hundreds of thousands of objects and few cycles. Beside a program with many objects, the
+        # passes of gc that this triggers took a quarter of the time.
+        pause = pause_gc()
+        try:
+            return summary(self, **options)
+        finally:
+            resume_gc(pause)
 
     def _repr_html_(self) -> str:
         """Show the summary in a notebook."""

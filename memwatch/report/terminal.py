@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.padding import Padding
@@ -124,13 +125,14 @@ def summary(
     if rows is not None and (not hasattr(rows, "__index__") or rows < 0):
         raise OptionError(f"rows={rows!r} is not a whole number of 0 or more")
     line = line_width(width)
+    shared = _Shared(reading, line)
 
     def text_with(content: _Content) -> str:
-        parts = _parts(reading, content, line, show_all)
+        parts = _parts(shared, content, show_all)
         if plan is not None:
             parts += ["", *plan_parts(plan, result, Places(reading), content.rows, line)]
-        if len(reading.notes):
-            parts += ["", words.NOTES, *_notes(reading, content.rows)]
+        if shared.notes:
+            parts += ["", words.NOTES, *_notes(shared.notes, content.rows)]
         if following != "":
             parts += ["", _commands(following) if following else Text(words.NEXT_CALL, style="dim")]
         return to_text(*(_title(part) for part in parts), width=line, color=color)
@@ -138,7 +140,7 @@ def summary(
     if rows is not None:
         return text_with(_Content(rows, rows))
     text = ""
-    for content in _contents(_code_lines(reading)):
+    for content in _contents(_code_lines(shared)):
         text = text_with(content)
         if text.count("\n") <= SCREEN_LINES:
             # These parts fit with the fewest rows. What is left of the screen goes to more rows.
@@ -162,10 +164,100 @@ class _Content(NamedTuple):
         return self._replace(rows=count, findings=max(count, self.findings))
 
 
-def _code_lines(reading: DeviceReading) -> int:
+class _Shared:
+    """What all layouts of one summary have in common.
+
+    A summary is laid out with fewer and fewer parts until it fits a screen. Its figures take time with the number of
+    storages at the peak, so each is computed once.
+    """
+
+    def __init__(self, reading: DeviceReading, line: int) -> None:
+        self.reading, self.line = reading, line
+
+    @cached_property
+    def headline(self) -> str:
+        """The sentences about the largest part of the peak."""
+        return headline(self.reading)
+
+    @cached_property
+    def above_tables(self) -> Text:
+        """The first lines."""
+        return _headline(self.reading, self.headline)
+
+    @cached_property
+    def categories(self) -> pd.DataFrame:
+        """The bytes at the peak by category."""
+        return bytes_by(self.reading.at_peak, "category")
+
+    @cached_property
+    def modules(self) -> pd.DataFrame:
+        """The modules with bytes at the peak, largest first."""
+        held = self.reading.modules[self.reading.modules["inclusive_bytes"] > 0]
+        largest_first: pd.DataFrame = held.sort_values("inclusive_bytes", ascending=False, kind="stable")
+        return largest_first
+
+    @cached_property
+    def only_for_backward(self) -> pd.Series[int]:
+        """The bytes of each module that are there for backward alone."""
+        return only_for_backward(self.reading)
+
+    @cached_property
+    def lines(self) -> pd.DataFrame:
+        """The bytes at the peak by line."""
+        return bytes_by_line(self.reading.at_peak)
+
+    @cached_property
+    def has_holders(self) -> bool:
+        """Whether the holder of any storage at the peak is known."""
+        return bool((self.reading.at_peak["holder"] != "").any())
+
+    @cached_property
+    def holders(self) -> pd.DataFrame:
+        """The bytes at the peak by kind of holder."""
+        return bytes_by(self.reading.at_peak, "holder_kind")
+
+    @cached_property
+    def largest_holders(self) -> dict[str, pd.Series[int]]:
+        """For each kind of holder that a screen may show, the bytes of each holder, largest first."""
+        peak = self.reading.at_peak
+        return {
+            kind: bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
+            for kind in self.holders.index
+        }
+
+    @cached_property
+    def looks(self) -> Text:
+        """How the holders are known."""
+        return _looks(self.reading)
+
+    @cached_property
+    def below_tables(self) -> list[RenderableType]:
+        """Lines about saved and recomputed tensors, and about the use of the peak's memory."""
+        parts: list[RenderableType] = []
+        if is_recorded(self.reading, "saved tensors"):
+            parts += [*_saved(self.reading), *_recomputed(self.reading)]
+        return [*parts, _phases(self.reading)] if is_recorded(self.reading, "uses") else parts
+
+    @cached_property
+    def small(self) -> list[RenderableType]:
+        """Lines about small findings."""
+        return _small(self.reading)
+
+    @cached_property
+    def ways(self) -> pd.DataFrame:
+        """The changes that would lower the peak."""
+        return listed_ways(self.reading)
+
+    @cached_property
+    def notes(self) -> list[tuple[str, str]]:
+        """The notes about the recording."""
+        return self.reading.notes
+
+
+def _code_lines(shared: _Shared) -> int:
     """Return how many lines of code the summary shows: those of one change, or none."""
-    found = listed_ways(reading)
-    if found.empty or growing(reading) is not None:
+    found = shared.ways
+    if found.empty or growing(shared.reading) is not None:
         return 0
     _, chosen = shown_ways(found, len(found))
     return str(found["lines"][chosen]).rstrip().count("\n") + 1
@@ -191,31 +283,29 @@ def _contents(code_lines: int) -> list[_Content]:
     return contents + [part._replace(with_code=False) for part in (no_lines, no_holders)]
 
 
-def _parts(
-    reading: DeviceReading, content: _Content, line: int, show_all: str | None
-) -> list[RenderableType]:
-    rows = content.rows
-    parts: list[RenderableType] = [_headline(reading)]
+def _parts(shared: _Shared, content: _Content, show_all: str | None) -> list[RenderableType]:
+    reading = shared.reading
+    parts: list[RenderableType] = [shared.above_tables]
     if not reading.peak_bytes:
         is_whole = reading.meta.get("complete", True)
         parts.append(Text(words.NO_TENSOR if is_whole else words.NOTHING_WRITTEN))
     if len(reading.at_peak):
         parts.append("")
-        parts += _made_of(reading, content, line)
-        parts += _left_out(reading, content, show_all)
+        parts += _made_of(shared, content)
+        parts += _left_out(shared, content, show_all)
     if reading.findings:
         parts += [
             "",
             words.FINDINGS,
             *finding_parts(reading.findings, content.findings, reading, _code_of(reading)),
         ]
-    parts += _small(reading)
-    has_ways = len(listed_ways(reading)) > 0
+    parts += shared.small
+    has_ways = len(shared.ways) > 0
     if has_ways and growing(reading) is not None:
         parts += ["", Text(ways.AFTER_GROWTH)]
     elif has_ways:
-        parts += ["", *_ways(reading, max(rows // 2, 2), with_code=content.with_code)]
-    elif not reading.findings and _has_holders(reading):
+        parts += ["", *_ways(shared, max(content.rows // 2, 2), with_code=content.with_code)]
+    elif not reading.findings and shared.has_holders:
         parts += ["", _no_way(reading)]
     return parts
 
@@ -231,29 +321,28 @@ def _no_way(reading: DeviceReading) -> str:
     return ways.BY_HAND.format(no_way=text, saved=f"{100 * ratio:.0f} %") if may_checkpoint else text
 
 
-def _made_of(reading: DeviceReading, content: _Content, line: int) -> list[RenderableType]:
-    rows = content.rows
-    parts: list[RenderableType] = [_categories(reading, line), *_meanings(reading), ""]
+def _made_of(shared: _Shared, content: _Content) -> list[RenderableType]:
+    reading, rows, line = shared.reading, content.rows, shared.line
+    parts: list[RenderableType] = [_categories(shared), *_meanings(shared), ""]
     if content.with_storages:
         parts += [words.STORAGES, _storages(reading, rows, line), ""]
-    if content.with_modules and _has_modules(reading):
-        parts += [words.MODULES, _modules(reading, rows, line), ""]
+    if content.with_modules and len(shared.modules):
+        parts += [words.MODULES, _modules(shared, rows), ""]
     if content.with_lines:
-        parts += [words.LINES, _lines(reading, rows, line), ""]
-    if content.with_holders and _has_holders(reading):
-        parts += [words.HOLDERS, _holders(reading, rows, line), _looks(reading), ""]
-    if is_recorded(reading, "saved tensors"):
-        parts += [*_saved(reading), *_recomputed(reading)]
-    return [*parts, _phases(reading)] if is_recorded(reading, "uses") else parts[:-1]
+        parts += [words.LINES, _lines(shared, rows), ""]
+    if content.with_holders and shared.has_holders:
+        parts += [words.HOLDERS, _holders(shared, rows), shared.looks, ""]
+    parts += shared.below_tables
+    return parts if is_recorded(reading, "uses") else parts[:-1]
 
 
-def _left_out(reading: DeviceReading, content: _Content, show_all: str | None) -> list[RenderableType]:
+def _left_out(shared: _Shared, content: _Content, show_all: str | None) -> list[RenderableType]:
     """Return a line with the names of the tables that are left out; nothing if none is."""
     is_shown = {
         "storages": content.with_storages,
-        "modules": content.with_modules or not _has_modules(reading),
+        "modules": content.with_modules or not len(shared.modules),
         "lines": content.with_lines,
-        "holders": content.with_holders or not _has_holders(reading),
+        "holders": content.with_holders or not shared.has_holders,
     }
     tables = [name for name, shown in is_shown.items() if not shown]
     if not tables:
@@ -265,19 +354,11 @@ def _left_out(reading: DeviceReading, content: _Content, show_all: str | None) -
     return [Text(text.format(tables=names), style="dim"), _commands(f"{' ' * INDENT}{show_all}")]
 
 
-def _has_modules(reading: DeviceReading) -> bool:
-    return bool((reading.modules["inclusive_bytes"] > 0).any())
-
-
-def _has_holders(reading: DeviceReading) -> bool:
-    return bool((reading.at_peak["holder"] != "").any())
-
-
 def _title(part: RenderableType) -> RenderableType:
     return Text(part, style="bold") if isinstance(part, str) else part
 
 
-def _headline(reading: DeviceReading) -> Text:
+def _headline(reading: DeviceReading, sentences: str) -> Text:
     at = peak_instant(reading)
     text = Text("Peak ")
     text.append(format_bytes(reading.peak_bytes), style="bold red")
@@ -293,7 +374,7 @@ def _headline(reading: DeviceReading) -> Text:
         text.append(f"\n{words.INCREASE_ELSEWHERE.format(entry=entry, increase=increase)}")
     if ended := cut_off_text(reading):
         text.append(f"\n{clip(ended)}", style="bold")
-    if sentences := headline(reading):
+    if sentences:
         text.append(f"\n{sentences}", style="bold")
     text.append_text(_reserved(reading)).append_text(_other_devices(reading))
     process = process_text(reading)
@@ -357,10 +438,10 @@ def _share(nbytes: float, reading: DeviceReading) -> str:
     return f"{100 * nbytes / (reading.peak_bytes or 1):.1f} %"
 
 
-def _categories(reading: DeviceReading, line: int) -> Table:
+def _categories(shared: _Shared) -> Table:
     table = _table("Category", "Bytes>", "Share>", "", "Storages>")
-    groups = bytes_by(reading.at_peak, "category")
-    room = line - FIGURES_WIDTH - _longest(groups.index) - len("Storages") - 2 * GAP
+    reading, groups = shared.reading, shared.categories
+    room = shared.line - FIGURES_WIDTH - _longest(groups.index) - len("Storages") - 2 * GAP
     for category, row in groups.iterrows():
         style = category_style(str(category))
         filled = bar(row["nbytes"] / (reading.peak_bytes or 1), max(min(room, BAR_WIDTH), 1), style)
@@ -369,12 +450,12 @@ def _categories(reading: DeviceReading, line: int) -> Table:
     return table
 
 
-def _meanings(reading: DeviceReading) -> list[Text]:
+def _meanings(shared: _Shared) -> list[Text]:
     """Explain the larger categories. The headline has explained the largest, unless it is about growth."""
-    groups = bytes_by(reading.at_peak, "category")["nbytes"]
-    if headline(reading) and growing(reading) is None:
+    groups = shared.categories["nbytes"]
+    if shared.headline and growing(shared.reading) is None:
         groups = groups.iloc[1:]
-    large = groups.index[groups >= reading.peak_bytes * _EXPLAINED_RATIO]
+    large = groups.index[groups >= shared.reading.peak_bytes * _EXPLAINED_RATIO]
     told = [row for category in large if (row := CATEGORY_OF.get(str(category))) and row.meaning]
     return [Text("; ".join(f"{row.name}: {row.meaning}" for row in told), style="dim")] if told else []
 
@@ -402,15 +483,11 @@ def _add_rest(table: Table, rest: pd.Series[int], reading: DeviceReading) -> Non
         table.add_row(format_bytes(rest.sum()), _share(rest.sum(), reading), more)
 
 
-def _modules(reading: DeviceReading, rows: int, line: int) -> Table:
-    room = line - FIGURES_WIDTH - 33
+def _modules(shared: _Shared, rows: int) -> Table:
+    reading, room = shared.reading, shared.line - FIGURES_WIDTH - 33
     table = _table("Bytes>", "Share>", "Own>", "Only for backward>", "Module", "Class")
-    largest = reading.modules[reading.modules["inclusive_bytes"] > 0].sort_values(
-        "inclusive_bytes", ascending=False, kind="stable"
-    )
-    for_backward = only_for_backward(reading)
-    for module, row in largest.head(rows).iterrows():
-        sizes = map(format_bytes, (row["own_bytes"], for_backward[str(module)]))
+    for module, row in shared.modules.head(rows).iterrows():
+        sizes = map(format_bytes, (row["own_bytes"], shared.only_for_backward[str(module)]))
         names = (tail(str(module) or "(root)", room * 3 // 5), head(row["class_name"], room * 2 // 5))
         table.add_row(
             format_bytes(row["inclusive_bytes"]), _share(row["inclusive_bytes"], reading), *sizes, *names
@@ -418,24 +495,23 @@ def _modules(reading: DeviceReading, rows: int, line: int) -> Table:
     return table
 
 
-def _lines(reading: DeviceReading, rows: int, width: int) -> Table:
+def _lines(shared: _Shared, rows: int) -> Table:
     table = _table("Bytes>", "Share>", "Line", "Storages>")
-    groups = bytes_by_line(reading.at_peak)
+    reading, groups = shared.reading, shared.lines
     for line, row in groups.head(rows).iterrows():
-        where = tail(str(line), width - FIGURES_WIDTH - 12)
+        where = tail(str(line), shared.line - FIGURES_WIDTH - 12)
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), where, f"{row['count']:,}")
     _add_rest(table, groups["nbytes"].iloc[rows:], reading)
     return table
 
 
-def _holders(reading: DeviceReading, rows: int, line: int) -> Table:
+def _holders(shared: _Shared, rows: int) -> Table:
     """Return the bytes of each kind of holder, its largest holder, and that one's bytes if the kind has several."""
     table = _table("Bytes>", "Share>", "Kind", "Largest of these")
-    peak = reading.at_peak
-    groups = bytes_by(peak, "holder_kind")
-    room = line - FIGURES_WIDTH - _longest(groups.index[:rows]) - GAP
+    reading, groups = shared.reading, shared.holders
+    room = shared.line - FIGURES_WIDTH - _longest(groups.index[:rows]) - GAP
     for kind, row in groups.head(rows).iterrows():
-        largest = bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
+        largest = shared.largest_holders[str(kind)]
         # empty where no holder is known
         told, remark = short_inferred("".join(map(str, largest.index[:1])))
         if len(largest) > 1:
@@ -569,9 +645,9 @@ def _lowered(reading: DeviceReading, peak_bytes: int) -> str:
     return ways.FALL.format(peak=format_bytes(peak_bytes), share=share)
 
 
-def _ways(reading: DeviceReading, most: int, *, with_code: bool) -> list[RenderableType]:
+def _ways(shared: _Shared, most: int, *, with_code: bool) -> list[RenderableType]:
     """Return a row for each change that would lower the peak, and the code of one of them."""
-    found = listed_ways(reading)
+    reading, found = shared.reading, shared.ways
     shown, chosen = shown_ways(found, most)
     grid = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.loc[shown].itertuples():
@@ -611,8 +687,8 @@ def _looks(reading: DeviceReading) -> Text:
     return Text(f"{known}\n{took}{limit}", style="dim")
 
 
-def _notes(reading: DeviceReading, rows: int) -> list[Text]:
-    notes = [Text(clip(f"- {kind}: {text}"), overflow="fold") for kind, text in reading.notes[:rows]]
-    if len(reading.notes) > rows:
-        notes.append(Text(words.MORE_NOTES.format(count=len(reading.notes) - rows), style="dim"))
+def _notes(found: list[tuple[str, str]], rows: int) -> list[Text]:
+    notes = [Text(clip(f"- {kind}: {text}"), overflow="fold") for kind, text in found[:rows]]
+    if len(found) > rows:
+        notes.append(Text(words.MORE_NOTES.format(count=len(found) - rows), style="dim"))
     return notes

@@ -34,7 +34,7 @@ class ModuleTree(NamedTuple):
     """Per module: its qualified name, its class, the module that holds it, and the prefix of its parameters' names.
 
     The prefix is the module's name. For the root of a program's only model it is empty. `wrapped` has the modules
-    that share the name of their wrapper.
+    that share the name of their wrapper. `parents_first` has the modules in an order that puts each after its holder.
     """
 
     names: list[str]
@@ -42,11 +42,7 @@ class ModuleTree(NamedTuple):
     parents: list[int]
     prefixes: list[str]
     wrapped: frozenset[int]
-
-    @property
-    def parents_first(self) -> list[int]:
-        """The modules in an order that puts each module after the module that holds it."""
-        return _parents_first(self.parents)
+    parents_first: list[int]
 
 
 def read_modules(capture: Capture, op: int) -> ModuleTree:
@@ -79,7 +75,7 @@ def read_modules(capture: Capture, op: int) -> ModuleTree:
         prefixes[number] = "" if number == only else name
     for number in (number for number in order if number in wrapped):
         names[number] = names[parents[number]]
-    return ModuleTree(names, classes, parents, prefixes, wrapped)
+    return ModuleTree(names, classes, parents, prefixes, wrapped, order)
 
 
 def _wrapped(local: list[str], classes: list[str], parents: list[int], former: list[bool]) -> frozenset[int]:
