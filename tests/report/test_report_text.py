@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import re
 import sys
+from collections import Counter
 
 import pandas as pd
 import pytest
@@ -18,6 +20,7 @@ from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.analysis.findings.finding import Finding
 from memwatch.fit.result import ways_text
 from memwatch.kinds.findings import FindingKind
+from memwatch.report import terminal
 from memwatch.report.console import middle
 from memwatch.report.facts import headline
 from memwatch.report.stats import format_stats, stats
@@ -28,11 +31,20 @@ from memwatch.words.holders import short_inferred
 from memwatch.words.storages import short_op
 from memwatch.words.ways import heading_in_terminal
 
+OF_ANOTHER_TEST = torch.zeros(1 << 20)
+"""4 MiB, as a file of other tests may keep."""
+
 
 def sizes(text: str) -> list[int]:
     """Find the leading sizes of lines."""
     found = re.findall(r"^\W*(\d+\.?\d* (?:B|KiB|MiB|GiB))", text, re.MULTILINE)
     return [parse_bytes(size) for size in found]
+
+
+def test_the_recording_of_these_tests_has_only_its_own_memory(training):
+    """What other tests keep is neither at its start nor at its peak."""
+    parameters = training.at_peak["nbytes"][training.at_peak["category"] == "parameter"].sum()
+    assert training.baseline_bytes == parameters < OF_ANOTHER_TEST.nbytes
 
 
 def test_the_total_comes_first(training):
@@ -118,6 +130,37 @@ def test_the_summary_fits_a_screen_and_ends_with_the_next_call(training, monkeyp
     assert len(lines) <= (64 if findings else 50)
     assert 'prof.report("' in lines[-1]
     assert "memwatch plan" in summary(training, color=False, following="memwatch plan x").splitlines()[-1]
+
+
+def test_a_summary_computes_its_figures_once_however_often_it_is_laid_out(training, monkeypatch):
+    """Each takes time with every storage at the peak. Nor does gc pass over the program's objects meanwhile."""
+    calls: Counter[str] = Counter()
+    passes: list[str] = []
+
+    def counted(name):
+        function = getattr(terminal, name)
+
+        def call(*arguments, **options):
+            calls[name] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    figures = ("bytes_by_line", "headline", "listed_ways", "only_for_backward", "repeated_layers", "to_text")
+    for name in figures:
+        monkeypatch.setattr(terminal, name, counted(name))
+
+    def watch(phase, _):
+        passes.append(phase)
+
+    gc.callbacks.append(watch)
+    try:
+        training.summary(width=80, color=False)
+    finally:
+        gc.callbacks.remove(watch)
+    assert calls.pop("to_text") > 1, "the summary was laid out once"
+    assert set(calls.values()) == {1}
+    assert not passes
 
 
 def test_a_summary_names_the_tables_that_it_leaves_out(training):
