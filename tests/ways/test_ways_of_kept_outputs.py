@@ -82,8 +82,31 @@ def _validate(model, kept, rows=4 * _BATCH):
         model(torch.randn(rows, _WIDTH)).softmax(1).mean().item()
 
 
+def _validate_with_a_batch(model, kept):
+    _validate(model, kept, rows=_BATCH)
+
+
+def _validate_with_an_odd_batch(model, kept):
+    _validate(model, kept, rows=_BATCH - 7)
+
+
+def _validate_at_the_peak(model, kept):
+    """Validate with a batch of the training's size. The joined outputs take more bytes than a step."""
+    with torch.no_grad():
+        logits = model(torch.randn(_BATCH, _WIDTH))
+        torch.cat([logits.softmax(1)] * 8).mean().item()
+
+
+def _generate(model, kept):
+    """Call the model on its own results, as generation does."""
+    with torch.no_grad():
+        x = torch.randn(_BATCH, _WIDTH)
+        for _ in range(3):
+            x = model(x)[:, :_WIDTH]
+
+
 @pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("finish", [_join, _validate])
+@pytest.mark.parametrize("finish", [_join, _validate, _validate_at_the_peak])
 def test_a_peak_after_the_steps_gets_no_split(finish, epochs):
     """What an evaluation joins or computes stays as large as before."""
     training = _Training(_logits if finish is _join else _nothing, finish=finish, epochs=epochs)
@@ -92,8 +115,15 @@ def test_a_peak_after_the_steps_gets_no_split(finish, epochs):
 
 @pytest.mark.parametrize(
     "training",
-    [_Training(_logits, depth=8), _Training(_logits, depth=24, finish=_join), _Training(_nothing, depth=8)],
-    ids=["outputs", "outputs joined", "nothing"],
+    [
+        _Training(_logits, depth=8),
+        _Training(_logits, depth=24, finish=_join),
+        _Training(_nothing, depth=8),
+        _Training(_nothing, depth=8, finish=_validate_with_a_batch, epochs=3),
+        _Training(_nothing, depth=8, finish=_validate_with_an_odd_batch, epochs=3),
+        _Training(_nothing, depth=8, finish=_generate, epochs=3),
+    ],
+    ids=["outputs", "outputs joined", "nothing", "validation", "odd validation", "generation"],
 )
 def test_the_peak_with_a_split_is_that_of_the_changed_program(training):
     """The function of the change keeps for each part what the step kept."""

@@ -10,7 +10,8 @@ With n parts, the live bytes differ from the recording in four respects:
 
 All bytes of a result stay if the program keeps it beyond the next pass, or reads it together with results of other
 passes. The parts together then keep as many bytes as the whole batch. What the program computes outside a pass stays as
-large too. An evaluation, for example, joins the outputs of all steps. A metric of one step may move into the function.
+large too. An evaluation, for example, joins the outputs of all steps, or calls the model with a batch of its own. A
+metric of one step may move into the function.
 
 The batch size is the first dimension of the model's inputs. It must be the same for all inputs of the first call. For
 inputs of later calls it may be a multiple.
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -168,19 +170,20 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         for each in roles["storage"][of_input & (roles["op"] == first_op)].tolist()
         for size in sizes[each]
     }
-    passes = _passes(facts, timeline, range(max(window.start, first_op), window.stop))
+    is_of_part = _ops_of_parts(facts, range(max(window.start, first_op), window.stop))
+    passes = _passes(facts, timeline, range(max(window.start, first_op), window.stop), is_of_part)
     if not passes or batches in (set(), {0}):
         return Split([])
     if len(batches) != 1:
         return Split([], Refusal(Obstacle.INPUTS))
     batch = batches.pop()
-    followed = _follow(
-        facts, window, batch, {each for each, size in sizes.items() if size == [batch]}, passes
-    )
+    inputs = {each for each, size in sizes.items() if size == [batch]}
+    followed = _follow(facts, window, batch, inputs, passes, is_of_part=is_of_part)
     refusal = followed.refusal
     # Later calls may have inputs that no op made from the batch. Their sizes must be multiples of it. The other inputs
-    # of later calls are results, such as the logits that the module of the loss gets.
-    if any(number % batch for each, size in sizes.items() if each not in followed.derived for number in size):
+    # of later calls are results, such as the logits that the module of the loss gets. An evaluation stays whole.
+    of_parts = _inputs_of_parts(facts, is_of_part)
+    if any(number % batch for each in of_parts - followed.derived for number in sizes[each]):
         refusal = Refusal(Obstacle.LATER_INPUTS)
     if runs_nodes_again(facts, passes[0].start_op, passes[-1].end_op):
         refusal = Refusal(Obstacle.RETAINED)  # the code of this change replaces one call of backward()
@@ -355,23 +358,74 @@ def _are_kept_by_each_part(facts: Facts, rows: IntArray, passes: list[Pass]) -> 
     return is_kept
 
 
-def _passes(facts: Facts, timeline: Timeline, window: range) -> list[Pass]:
+def _stretches(facts: Facts, window: range) -> list[range]:
+    """Return the ops of a window between two steps, or between a step and the start or the end of an iteration."""
+    ops = facts.capture.tables["ops"]
+    ends = np.searchsorted(ops["start_ns"], np.sort(facts.kept_across.ends_ns))
+    steps = window.start + np.flatnonzero(ops["phase"][window.start : window.stop] == OPTIMIZER)
+    bounds = np.clip(np.concatenate([[window.start], ends, steps, [window.stop]]), window.start, window.stop)
+    return [range(*pair) for pair in pairwise(np.unique(bounds).tolist())]
+
+
+def _ops_of_parts(facts: Facts, window: range) -> NDArray[np.bool_]:
+    """Return for each op of the recording whether the parts of a batch would run it.
+
+    In a stretch with a backward, these ops are connected to it: a backward runs through them, or their results reach
+    such an op (a teacher), or they read the result of such an op (a metric). An evaluation before the forward is not
+    connected, because only parameters and buffers are common to both. A stretch without a backward has none of them.
+    """
+    uses, phase = facts.capture.tables["uses"], facts.capture.tables["ops"]["phase"]
+    uses_by_op, storage, is_output = Grouped(uses["op"]), uses["storage"], uses["access"] == _OUTPUT
+    is_changed = is_output | (uses["access"] == _WRITE)
+    lasting = facts.categories.category.isin(["parameter", "buffer", "optimizer state"])
+    in_backward = np.isin(phase, IN_BACKWARD)
+    maker = maker_of_node(facts.capture)
+    found = np.ones(len(phase), dtype=bool)
+    for stretch in _stretches(facts, window):
+        if not in_backward[stretch.start : stretch.stop].any():
+            found[stretch.start : stretch.stop] = False
+            continue
+        is_connected = in_backward.copy()
+        is_connected[maker[maker != NONE]] = True
+        trained: set[int] = set()
+        for op in stretch:
+            rows = uses_by_op.within(op, op + 1)
+            is_connected[op] |= not trained.isdisjoint(storage[rows[~is_output[rows]]].tolist())
+            if is_connected[op]:
+                trained.update(each for each in storage[rows[is_changed[rows]]].tolist() if not lasting[each])
+        needed: set[int] = set()
+        for op in reversed(stretch):
+            rows = uses_by_op.within(op, op + 1)
+            is_connected[op] |= not needed.isdisjoint(storage[rows[is_changed[rows]]].tolist())
+            if is_connected[op]:
+                needed.update(each for each in storage[rows[~is_output[rows]]].tolist() if not lasting[each])
+        found[stretch.start : stretch.stop] = is_connected[stretch.start : stretch.stop]
+    return found
+
+
+def _inputs_of_parts(facts: Facts, is_of_part: NDArray[np.bool_]) -> set[int]:
+    """Return the storages that are inputs of the calls that the parts of a batch would make."""
+    roles, calls = facts.capture.tables["roles"], facts.capture.tables["calls"]
+    called_before = np.concatenate([[0], np.cumsum(is_of_part)])
+    has_part = called_before[calls["end_op"]] > called_before[calls["start_op"]]
+    is_input = roles["role"] == _INPUT
+    # an input belongs to the call that begins with its op, and calls around it begin there too
+    return set(roles["storage"][is_input & np.isin(roles["op"], calls["start_op"][has_part])].tolist())
+
+
+def _passes(facts: Facts, timeline: Timeline, window: range, is_of_part: NDArray[np.bool_]) -> list[Pass]:
     """Return the passes in a window.
 
-    A pass begins with the first forward op after a step or after the start of an iteration. It ends with the last
-    backward op before the next step or the end of the iteration.
+    A pass begins with the first forward op of the parts after a step or after the start of an iteration. It ends with
+    the last backward op before the next step or the end of the iteration.
     """
-    ops = facts.capture.tables["ops"]
-    phase = ops["phase"][window.start : window.stop]
-    ends = np.searchsorted(ops["start_ns"], np.sort(facts.kept_across.ends_ns)) - window.start
-    steps = np.flatnonzero(phase == OPTIMIZER)
-    bounds = np.unique(np.clip(np.concatenate([[0], ends, steps, [len(phase)]]), 0, len(phase)))
+    phase = facts.capture.tables["ops"]["phase"]
     found = []
-    for start, end in zip(bounds.tolist(), bounds.tolist()[1:], strict=False):
+    for start, end in ((each.start, each.stop) for each in _stretches(facts, window)):
         backward = start + np.flatnonzero(np.isin(phase[start:end], IN_BACKWARD))
-        forward = start + np.flatnonzero(phase[start:end] == FORWARD)
+        forward = start + np.flatnonzero((phase[start:end] == FORWARD) & is_of_part[start:end])
         if len(backward) and len(forward):
-            first, last = window.start + int(forward[0]), window.start + int(backward[-1])
+            first, last = int(forward[0]), int(backward[-1])
             found.append(Pass(timeline.event_of(first), timeline.event_of(last + 1), first, last + 1))
     return found
 
@@ -452,7 +506,15 @@ class _Followed(NamedTuple):
     has_other_terms: bool
 
 
-def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: list[Pass]) -> _Followed:
+def _follow(
+    facts: Facts,
+    window: range,
+    batch: int,
+    inputs: set[int],
+    passes: list[Pass],
+    *,
+    is_of_part: NDArray[np.bool_],
+) -> _Followed:
     """Follow the batch through the ops of a window.
 
     Args:
@@ -461,6 +523,7 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
         batch: the number of samples.
         inputs: the storages of the batch.
         passes: the passes of the window.
+        is_of_part: for each op of the recording, whether the parts of a batch would run it.
     """
     found: list[int] = []
     uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
@@ -493,6 +556,11 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int], passes: l
         given = storage[rows[access[rows] != _OUTPUT]].tolist()
         results = storage[rows[access[rows] == _OUTPUT]].tolist()
         written = [number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]]
+        if not is_of_part[op]:
+            if not derived.isdisjoint(given):
+                derived.update([*results, *written])
+                outside.leave(results + written)
+            continue
         if op in starts:
             means.begin_pass()
             results_of_models.forget()
@@ -623,6 +691,10 @@ class _Outside:
             self.read |= results
         self._pass_of.update(dict.fromkeys(changed, _OUTSIDE if is_outside else place))
         return is_outside
+
+    def leave(self, changed: list[int]) -> None:
+        """Note the storages that an op changes that no part of the batch runs."""
+        self._pass_of.update(dict.fromkeys(changed, _OUTSIDE))
 
 
 class _ResultsOfModels:
