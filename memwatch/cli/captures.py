@@ -499,6 +499,12 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
     for (category, module, site), *cells in zip(shown.index, *figures.values(), strict=True):
         told = head(short_site(site), room - for_module)
         table.add_row(*cells, name(category), tail(module, for_module), told)
+    by_category = (
+        changed.groupby(level=0)["delta_bytes"].sum().sort_values(key=abs, ascending=False, kind="stable")
+    )
+    if len(by_category) > 1:  # otherwise the headline has the sum
+        sums = ", ".join(f"{category} {_signed(nbytes)}" for category, nbytes in by_category.items())
+        moved.append(Text(f"By category: {sums}"))
     rest = changed["delta_bytes"].iloc[rows:]
     more = (
         [Text(f"{counted(len(rest), 'more site')}: {_signed(rest.sum())}", style="dim")] if len(rest) else []

@@ -161,6 +161,26 @@ def recorded(path, file, lines):
     return str(path)
 
 
+@pytest.mark.words
+def test_diff_sums_the_changes_of_each_category(tmp_path, capsys):
+    """A site alone does not show how much the gradients or the activations grew. One category is the headline."""
+    step = ["model = torch.nn.Linear(8, 8)", "model(torch.ones({}, 8)).sum().backward()", "return model"]
+    old, new = (
+        recorded(tmp_path / f"{rows}.memwatch", "train.py", [line.format(rows) for line in step])
+        for rows in (1000, 3000)
+    )
+    assert main(["diff", old, new]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("By category: "))
+    sums = memwatch.load(new).at_peak.groupby("category")["nbytes"].sum()
+    before = memwatch.load(old).at_peak.groupby("category")["nbytes"].sum()
+    for category, nbytes in (sums - before).dropna().items():
+        assert (f"{category} +{format_bytes(int(nbytes))}" in line) == (nbytes > 0)
+    old = recorded(tmp_path / "a.memwatch", "train.py", ["return torch.ones(1000)"])
+    new = recorded(tmp_path / "b.memwatch", "train.py", ["return torch.ones(2000)"])
+    assert main(["diff", old, new]) == 0
+    assert "By category" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("form", [[], ["--format", "github"]])
 @pytest.mark.parametrize("copy", ["train_2.py", "train (1).py"])
 def test_diff_matches_the_sites_of_a_script_and_its_renamed_copy(tmp_path, capsys, form, copy):
