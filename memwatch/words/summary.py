@@ -60,7 +60,7 @@ STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that made the memory at the peak (a backward counts for its forward line)"
 HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
-FINDINGS: Final = "Findings: memory that is alive without need. The peak may fall by less than these bytes"
+FINDINGS: Final = "Findings: memory that is alive without need"
 SMALL_GROWTH: Final = (
     "Memory also grows a little: by {rate} with each iteration, held by {holder}. "
     "`memwatch leaks` names the lines."
