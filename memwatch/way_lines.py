@@ -17,6 +17,31 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_STEP_IN_BACKWARD: Final = """\
+# does not work with gradient accumulation, clipping by the norm of all gradients, or GradScaler
+def step_in_backward(optimizer):
+    from copy import copy
+    from functools import partial
+    from weakref import ref
+
+    def step_now(parameter, whole, one, number):
+        group = {{**whole().param_groups[number], "params": [parameter]}}
+        one.state, one.param_groups = whole().state, [group]
+        one.step()
+        one.state, one.param_groups = {{}}, []
+        parameter.grad = None  # so optimizer.step() does nothing
+
+    for number, group in enumerate(optimizer.param_groups):
+FUSED        for parameter in group["params"]:
+            if parameter.requires_grad:
+                one = copy(optimizer)
+                one.state, one.param_groups = {{}}, []
+                hook = partial(step_now, whole=ref(optimizer), one=one, number=number)
+                parameter.register_post_accumulate_grad_hook(hook)
+
+step_in_backward({optimizer})
+"""
+
 LINES: Final[dict[str, str]] = {
     # these loops are in functions, because a program may have variables of the same names: a process group, say
     "foreach": """\
@@ -37,35 +62,38 @@ def use_fused(optimizer):
 
 use_fused({optimizer})
 """,
+    # for an optimizer that a library makes when the training begins: no line before it can name the optimizer
+    "foreach, later": """\
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+def without_foreach(optimizer, *_):
+    for group in optimizer.param_groups:
+        group["foreach"] = False
+
+register_optimizer_step_pre_hook(without_foreach)  # runs before each step of any optimizer
+""",
+    "fused, later": """\
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+def use_fused(optimizer, *_):
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, None
+
+register_optimizer_step_pre_hook(use_fused)  # runs before each step of any optimizer
+""",
     # gc cannot see the hooks of a parameter. So a hook must not refer to the parameter, nor to the optimizer, which
     # holds it. Instead a copy of the optimizer steps for each parameter. The copy has no hooks, and schedulers do not
     # count its steps
-    "step_in_backward": """\
-# does not work with gradient accumulation, clipping by the norm of all gradients, or GradScaler
-def step_in_backward(optimizer):
-    import copy
-    import weakref
-    from functools import partial
-
-    def step_now(parameter, all_of_it, one, number):
-        group = {{**all_of_it().param_groups[number], "params": [parameter]}}
-        one.state, one.param_groups = all_of_it().state, [group]
-        one.step()
-        one.state, one.param_groups = {{}}, []
-        parameter.grad = None  # so optimizer.step() does nothing
-
-    one = copy.copy(optimizer)
-    one.state, one.param_groups = {{}}, []
-    for number, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            if not parameter.requires_grad:
-                continue
-            hook = partial(step_now, number=number, one=copy.copy(one))
-            hook = partial(hook, all_of_it=weakref.ref(optimizer))
-            parameter.register_post_accumulate_grad_hook(hook)
-
-step_in_backward({optimizer})
+    "step_in_backward": _STEP_IN_BACKWARD.replace("FUSED", ""),
+    "fused + step_in_backward": _STEP_IN_BACKWARD.replace(
+        "FUSED",
+        """\
+        group["fused"], group["foreach"] = True, None
+        for state in map(optimizer.state.get, group["params"]):
+            if state and "step" in state:
+                state["step"] = state["step"].to(group["params"][0].device)
 """,
+    ),
     # a tensor that stands for the logits: an op that only moves or leaves out rows moves rows of the hidden states, and
     # the cross entropy computes the logits part by part; any other op of the program gets real logits
     "loss_in_parts": """\
@@ -163,6 +191,21 @@ from torch.optim import Adafactor
     lr=0.01, foreach=False,
 )
 """,
+    # a library that finds an optimizer in its place makes none
+    "sgd, later": """\
+from torch.optim import SGD
+
+# a library makes its optimizer when the training begins. Trainer of transformers takes this one
+# instead; other libraries may want it as an argument
+{optimizer} = SGD({model}.parameters(), lr=0.01, momentum=0.9, foreach=False)
+""",
+    "adafactor, later": """\
+from torch.optim import Adafactor
+
+# a library makes its optimizer when the training begins. Trainer of transformers takes this one
+# instead; other libraries may want it as an argument
+{optimizer} = Adafactor({model}.parameters(), lr=0.01, foreach=False)
+""",
     "sparse_gradients": """\
 for name in {names}:
     {model}.get_submodule(name).sparse = True
@@ -219,6 +262,11 @@ def backward_in_parts(loss_of, *batch, parts={parts}, ignore_index=-100):
 """,
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
+""",
+    "gradients, later": """\
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+register_optimizer_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
 """,
     "checkpoint": """\
 from functools import partial

@@ -420,21 +420,30 @@ def _is_expression(value: Any) -> bool:
 def _are_expressions(value: Any) -> bool:
     """Check the program's expressions for its objects, as of the first step of the newest optimizer.
 
-    `function` is the function in which they are valid, `optimizers` has an expression for each optimizer or "", and
-    `models` has those of root modules, by number.
+    `function` is the function in which they are valid. `optimizers` has an expression for each optimizer, or "".
+    `later_optimizers` has expressions that are valid only when the training has begun. `made_in` has the function that
+    makes a nameless optimizer, and `made_by_library` is true if a library makes it. `models` has the expressions of
+    root modules, by number, and "" for a nameless one. A capture of an earlier memwatch lacks some of these keys.
     """
     if type(value) is not dict or not value:
         return type(value) is dict
-    function, optimizers, models = (value.get(name) for name in ("function", "optimizers", "models"))
+    function, models = value.get("function"), value.get("models")
+    optimizers: Any = value.get("optimizers")
+    later, made_in = value.get("later_optimizers", []), value.get("made_in", [])
+    by_library = value.get("made_by_library", [])
     return (
-        type(function) is str
-        and len(function) <= _LONGEST_EXPRESSION
-        and bool(_FUNCTION.fullmatch(function))
-        and type(optimizers) is list
-        and all(each == "" or _is_expression(each) for each in optimizers)
+        _is_function(function)
+        and all(type(each) is list for each in (optimizers, later, made_in, by_library))
+        and all(each == "" or _is_expression(each) for each in [*optimizers, *later])
+        and all(map(_is_function, made_in))
+        and all(map(_is_flag, by_library))
         and type(models) is dict
-        and all(map(_is_expression, models.values()))
+        and all(each == "" or _is_expression(each) for each in models.values())
     )
+
+
+def _is_function(value: Any) -> bool:
+    return type(value) is str and len(value) <= _LONGEST_EXPRESSION and bool(_FUNCTION.fullmatch(value))
 
 
 _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {

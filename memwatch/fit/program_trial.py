@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.errors import MemwatchError
@@ -23,8 +24,10 @@ from memwatch.fit.state import fingerprint, optimizers_of, random_states
 from memwatch.fit.trial import LEARNING_STEPS, OUT_OF_MEMORY, Measurement, plan_of, trained
 from memwatch.fit.way import Applied, Expressions, Way, expressions_of
 from memwatch.heap.frames import read_locals
+from memwatch.heap.variable_search import Making, is_made_later, making_of
 from memwatch.kinds.fit import DEFAULT_STEPS
 from memwatch.own_code import is_program_code
+from memwatch.patches import Patches
 from memwatch.profile import profile
 from memwatch.replay.measure import can_measure
 from memwatch.words import fit as words
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from torch import nn
-    from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
     from memwatch.planner.plan import Plan
@@ -274,6 +276,8 @@ class _Run:
         self._uncounted = 1 + LEARNING_STEPS if way.is_planned else 1
         self.needed_steps = self._uncounted - 1 + steps
         self._pre_hook: RemovableHandle | None = None
+        self._patches = Patches()
+        self._makings: dict[int, Making] = {}
         self._window = ExitStack()
         self._last_ns = 0
 
@@ -282,12 +286,17 @@ class _Run:
         """Watch the first call of a model and the steps of its optimizer."""
         self._pre_hook = register_module_forward_pre_hook(self._called)
         after_step = register_optimizer_step_post_hook(self._stepped)
+        self._patches.put_around(Optimizer, "__init__", self._optimizer_is_made)
         try:
             with self._window:
                 yield
         finally:
             self._pre_hook.remove()
             after_step.remove()
+            self._patches.take_off()
+
+    def _optimizer_is_made(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        self._makings[id(optimizer)] = making_of(optimizer, sys._getframe(1))
 
     def _called(self, module: nn.Module, args: Any) -> None:
         if self.model is not None or not torch.is_grad_enabled():
@@ -296,7 +305,11 @@ class _Run:
         if not self.optimizers:
             return
         self.model, self.device = module, device_of(module)
-        self.names = expressions_of(_spaces(), module, self.optimizers)
+        are_made_later = any(
+            is_made_later(self._makings.get(id(each)), sys._getframe(1)) for each in self.optimizers
+        )
+        names = expressions_of(_spaces(), module, self.optimizers)
+        self.names = dataclasses.replace(names, are_made_later=are_made_later)
         if self._pre_hook is not None:
             self._pre_hook.remove()  # a compiler would trace it into the model
         self.applied = Applied(self._way, module, self.optimizers)

@@ -32,11 +32,14 @@ class Expressions:
 
     Attributes:
         unknown: words among them that are no variable of the program; a comment asks the user to replace them.
+        are_made_later: whether a library makes the optimizers when the training begins, so that no code before it can
+            name them.
     """
 
     model: str = "model"
     optimizers: tuple[str, ...] = ("optimizer",)
     unknown: tuple[str, ...] = ()
+    are_made_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Change:
         """Return the lines that make this change."""
         key = f"{self.kind.value}, buffers" if self.keeps_buffers else self.kind.value
         template = LINES[key]
+        if self._is_later(program):
+            return LINES[f"{key}, later"]
         if self.kind.is_of_optimizers:
             return "".join(template.format(optimizer=optimizer) for optimizer in program.optimizers)
         if "{names}" in template:
@@ -73,6 +78,15 @@ class Change:
         return template.format(
             model=program.model, name="".join(self.names[:1]), segments=self.segments, options=options
         )
+
+    def _is_later(self, program: Expressions) -> bool:
+        """Return True if its lines change the optimizers when they exist, and need no name for them."""
+        return program.are_made_later and f"{self.kind.value}, later" in LINES
+
+    def words_to_replace(self, program: Expressions) -> list[str]:
+        """Return the words in its lines that are no variables of the program."""
+        code = "" if self._is_later(program) else re.sub(r"#.*", "", self.lines(program))
+        return [word for word in program.unknown if re.search(rf"(?<![\w.'\"]){word}(?!\w)", code)]
 
     @property
     def name(self) -> str:
@@ -171,7 +185,7 @@ class Way:
     def code(self, program: Expressions) -> str:
         """Return the lines that apply the way in a program."""
         lines = joined(change.lines(program) for change in self.changes)
-        replaced = [word for word in program.unknown if re.search(rf"(?<![\w.]){word}\.", lines)]
+        replaced = dict.fromkeys(word for change in self.changes for word in change.words_to_replace(program))
         return "".join(f"{STANDS_FOR.format(word=word)}\n" for word in replaced) + lines
 
 

@@ -15,6 +15,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from memwatch.heap.classes import ByClass, derives, is_a, of_classes
 from memwatch.heap.frames import is_test_runner_code, read_locals
@@ -30,7 +31,7 @@ from memwatch.heap.shapes import (
 from memwatch.own_code import CodeOwner, code_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _MAX_HOPS: Final = 3
 """References from a variable to a module that are followed. A guess."""
@@ -98,29 +99,98 @@ class NamesInCall(NamedTuple):
     Attributes:
         function: the name of that call's function; empty for the body of a script.
         names: the expressions, by the `id` of the object; an object without one is left out.
+        later_names: the same for objects that the line that runs now in this call has made. Code before this line
+            cannot use these expressions yet.
     """
 
     function: str
     names: dict[int, str]
+    later_names: dict[int, str]
+
+
+class Making(NamedTuple):
+    """The making of an object.
+
+    Attributes:
+        places: where the calls of the program were.
+        function: the function of the program that made it, "" for the body of a script; None if a library made it.
+    """
+
+    places: frozenset[tuple[int, int, int]]
+    function: str | None
+
+
+def making_of(made: object, frame: FrameType | None) -> Making:
+    """Return who makes an object, and where the program's calls are now.
+
+    Args:
+        made: the object, whose `__init__` runs.
+        frame: the innermost call.
+    """
+    places, function, is_known = set[tuple[int, int, int]](), None, False
+    for call in running(frame):
+        owner = code_owner(call.f_code.co_filename)
+        if owner is CodeOwner.PROGRAM:
+            places.add(_place_of(call))
+        if not is_known and owner.calls_torch and not _is_init_of(call, made):
+            is_known, function = True, _function_of(call) if owner is CodeOwner.PROGRAM else None
+    return Making(frozenset(places), function)
+
+
+def is_made_later(making: Making | None, frame: FrameType | None) -> bool:
+    """Return True if a library made an object in the lines that the program's calls still run.
+
+    Args:
+        making: how the object was made; None if this is not known.
+        frame: the innermost call.
+    """
+    if making is None or making.function is not None:
+        return False
+    return not making.places.isdisjoint(making_of(None, frame).places)
+
+
+def _place_of(call: FrameType) -> tuple[int, int, int]:
+    """Return a running call and its current instruction, without a reference to them."""
+    return id(call), id(call.f_code), call.f_lasti
+
+
+def _is_init_of(call: FrameType, made: object) -> bool:
+    """Return True for the `__init__` of an object, which may be that of a subclass."""
+    code = call.f_code
+    return (
+        code.co_name == "__init__"
+        and code.co_argcount > 0
+        and read_locals(call).get(code.co_varnames[0]) is made
+    )
+
+
+def _function_of(call: FrameType) -> str:
+    """Return the name of a call's function; "" for the body of a script."""
+    code = call.f_code
+    return "" if code.co_name == "<module>" else getattr(code, "co_qualname", code.co_name)
 
 
 _MAX_STEPS: Final = 2
 """References in an expression such as `self.trainer.model`. A guess."""
 
 
-def names_in_one_call(objects: Iterable[Any], frame: FrameType | None) -> NamesInCall:
+def names_in_one_call(
+    objects: Iterable[Any], frame: FrameType | None, makings: Mapping[int, Making] | None = None
+) -> NamesInCall:
     """Return expressions for some objects that lines of code can use in one place of the program.
 
     The place is the outermost call that can name all of them, or else the outermost that can name most of them. There
     a line runs once, before the training loop of a function that this call calls. A variable that a `for` loop binds
-    has no value there, so it names only an object that nothing else leads to.
+    has no value there, so it names only an object that nothing else leads to. An object that the current line of a call
+    has made does not exist before this line, as an optimizer that a library makes when the training begins.
 
     Args:
         objects: the objects.
         frame: the innermost call.
+        makings: how some of the objects were made, by the `id` of the object.
     """
-    wanted = set(map(id, objects))
-    best = NamesInCall("", {})
+    wanted, makings = set(map(id, objects)), makings or {}
+    best = NamesInCall("", {}, {})
     calls = list(running(frame))
     bodies = {id(call.f_globals): call.f_code for call in calls if call.f_code.co_name == "<module>"}
     for call in reversed(calls):
@@ -132,17 +202,21 @@ def names_in_one_call(objects: Iterable[Any], frame: FrameType | None) -> NamesI
         spaces = [] if is_body else [(read_locals(call), _bound_by_loops(call.f_code))]
         spaces.append((call.f_globals, _bound_by_loops(body) if body is not None else set()))
         names: dict[int, str] = {}
+        all_variables: dict[str, Any] = {}
         for are_bound_by_loops in (False, True):
             for variables, bound in spaces:
+                all_variables = {**variables, **all_variables}
                 chosen = {
                     name: value
                     for name, value in list(dict.items(variables))
                     if _is_plain_name(name) and (name in bound) is are_bound_by_loops
                 }
                 names = {**_names_among(wanted - names.keys(), chosen), **names}
+        place = _place_of(call)
+        later = {each for each in names if each in makings and place in makings[each].places}
+        later_names = {each: _of_outermost_optimizer(names.pop(each), all_variables) for each in later}
         if len(names) > len(best.names):
-            function = "" if is_body else getattr(call.f_code, "co_qualname", call.f_code.co_name)
-            best = NamesInCall(function, names)
+            best = NamesInCall(_function_of(call), names, later_names)
         if len(names) == len(wanted):
             break
     return best
@@ -185,6 +259,31 @@ def _names_among(wanted: Collection[int], variables: dict[str, Any]) -> dict[int
                 (steps + 1, f"{name}{step}", held) for step, held in expressions_of(value, _MAX_ITEMS)
             )
     return found
+
+
+def _of_outermost_optimizer(name: str, variables: Mapping[str, Any]) -> str:
+    """Return the first part of an optimizer's expression that leads to an optimizer: a library may wrap it in another.
+
+    Args:
+        name: the expression.
+        variables: the variables that it may begin with.
+    """
+    held: Iterable[tuple[str, Any]] = list(variables.items())
+    found = ""
+    while found != name:
+        steps = ((found + step, value) for step, value in held)
+        found, value = next(
+            ((step, value) for step, value in steps if _begins_with(name, step)), (name, None)
+        )
+        if is_a(value, Optimizer):
+            break
+        held = expressions_of(value, _MAX_ITEMS)
+    return found
+
+
+def _begins_with(name: str, start: str) -> bool:
+    """Return True if the first references of an expression are those of another one."""
+    return name.startswith(start) and name[len(start) :][:1] in ("", ".", "[")
 
 
 def _is_plain_name(name: object) -> bool:

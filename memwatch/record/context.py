@@ -382,6 +382,7 @@ class Context:
         _active.insert(0, self)
         if hasattr(torch.utils, "weakref"):  # so that `swap_tensors` works on tensors that memwatch refers to
             self._patches.put_value(torch.utils, "weakref", REFERENCES_OF_OTHERS)
+        self._patches.put_around(torch_optimizer.Optimizer, "__init__", self._optimizer_is_made)
         self.recomputes.start()
         self.resume()
 
@@ -507,6 +508,10 @@ class Context:
                         self.changed_arguments.examine(module, called, values, born_before)
         except MemoryError as error:
             self.could_not_record("a call of a module", error)
+
+    def _optimizer_is_made(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        with self._harmless:
+            self.owners.note_making(optimizer, sys._getframe(1))
 
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         with self._harmless:

@@ -21,7 +21,7 @@ from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.heap.classes import is_a
 from memwatch.heap.module_tables import is_whole, module_dict, optimizer_parts, table_entries
 from memwatch.heap.names import class_name
-from memwatch.heap.variable_search import names_in_one_call, names_of_tensors
+from memwatch.heap.variable_search import Making, making_of, names_in_one_call, names_of_tensors
 from memwatch.heap.vertices import key_text
 from memwatch.kinds.roles import ROLES
 from memwatch.own_code import CodeOwner
@@ -299,6 +299,7 @@ class Owners:
         self.parameters = Parameters()
         self._stepped: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._makings: dict[int, tuple[weakref.ref[Any], Making]] = {}
         self.expressions: dict[str, Any] = {}
         self.is_all_adagrad = False
         self.all_state_is_seen = True
@@ -308,6 +309,7 @@ class Owners:
         """Drop all weak references, because torch refuses to swap a tensor that has one."""
         self.parameters.clear()
         self._stepped.clear()
+        self._makings.clear()
 
     def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
         """Number and name the trees of modules, and note the roles of their parameters and buffers.
@@ -379,6 +381,16 @@ class Owners:
                 self.parameters.add(tensor, key, number)
         for key, tensor in _tensors_of(attributes, BUFFERS):
             self._roles.note(tensor, BUFFER, key, number)
+
+    def note_making(self, optimizer: Any, frame: FrameType | None) -> None:
+        """Note where the program is while the `__init__` of an optimizer runs.
+
+        Args:
+            optimizer: the optimizer.
+            frame: the innermost call.
+        """
+        if len(self._makings) < _MAX_NAMED_OPTIMIZERS:
+            self._makings[id(optimizer)] = weakref.ref(optimizer), making_of(optimizer, frame)
 
     def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> list[Tensor]:
         """Note that the tensors of an optimizer are parameters, and return them.
@@ -454,11 +466,18 @@ class Owners:
         roots = self.registry.roots()
         if len(optimizers) > _MAX_NAMED_OPTIMIZERS:
             return
-        function, names = names_in_one_call([*optimizers, *roots.values()], frame)
+        makings = {
+            number: making for number, (reference, making) in self._makings.items() if reference() is not None
+        }
+        function, names, later_names = names_in_one_call([*optimizers, *roots.values()], frame, makings)
+        nameless = [makings.get(id(each)) if id(each) not in names else None for each in optimizers]
         self.expressions = {
             "function": function,
             "optimizers": [names.get(id(each), "") for each in optimizers],
-            "models": {str(number): names[id(root)] for number, root in roots.items() if id(root) in names},
+            "later_optimizers": [later_names.get(id(each), "") for each in optimizers],
+            "made_in": ["" if making is None else making.function or "" for making in nameless],
+            "made_by_library": [making is not None and making.function is None for making in nameless],
+            "models": {str(number): names.get(id(root), "") for number, root in roots.items()},
         }
 
     def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:

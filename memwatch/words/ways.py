@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 CHECKPOINT: Final = "checkpoint {count} modules: {names}"
 CHECKPOINT_ONE: Final = "checkpoint the module {names}"
 FOREACH: Final = "let the optimizer update one parameter at a time (foreach=False)"
-FUSED: Final = "let one kernel update each parameter (fused=True)"
+FUSED: Final = "let the optimizer use its fused kernel (fused=True), which makes no temporaries"
 STEP_IN_BACKWARD: Final = "update each parameter in the backward and free its gradient at once"
 OTHER_OPTIMIZERS: Final = {
     "sgd": "train with SGD and momentum, which keeps one tensor for each parameter",
@@ -53,7 +53,7 @@ ROWS_BY_SPARSE_ADAM: Final = (
     "SparseAdam changes only the rows that a batch reads; " + ROWS_ALONE + " for these embeddings"
 )
 NO_LOGITS: Final = "the loss rounds a little differently"
-INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
+INDEPENDENT_SAMPLES: Final = "the loss must be a mean over samples that do not depend on each other"
 BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
 OTHER_DROPOUT: Final = "; dropout draws other random numbers"
 EACH_PART: Final = "; the forward of each part changes {names}"
@@ -121,6 +121,7 @@ LINES_OF: Final = "Code for the change to {peak}, the first that asks for no dec
 PLACE: Final = "# before the training loop"
 PLACE_AT_TOP: Final = "# at the top of the file that computes the loss"
 PLACE_IN: Final = "# in {function}, before the training loop"
+PLACE_OF_OPTIMIZER: Final = "# in {function}, after it makes your optimizer"
 STANDS_FOR: Final = "# {word} stands for your {word}"
 LINES_ELSEWHERE: Final = "The code has {count:,} lines: memwatch report shows it (in Python: prof.ways)"
 """In place of the code, where it is much longer than a screen."""
@@ -176,7 +177,8 @@ _SPLIT_OBSTACLES: Final = {
     "counted": "{op} reads a value that was computed from the data of the whole batch, such as a mean or a count",
     "weighed": "{op} weighs the classes, and divides by the weights of the whole batch",
     "carried": "the forward reads a result of the forward before: {op}",
-    "rollout": "a later call of the model gets only results of the model, as in a rollout: {op}",
+    "rollout": "a later call of the model gets only results of the model, as in a rollout: {op}. You can divide the "
+    "results of the rollout by hand, after it",
     "retained": "several backwards run through one forward",
     "created": "a backward builds a graph of its own (`create_graph=True`)",
     "optimizers": "the code works for one optimizer, and the program has several",
@@ -184,8 +186,8 @@ _SPLIT_OBSTACLES: Final = {
     "processes": "several processes train together",
     "inputs": "the inputs of the model differ in their first dimension",
     "later inputs": "a later call of the model has an input whose first dimension is not a multiple of the batch",
-    "library": "a library calls the backward: {op}. If the loss is a mean over independent samples, smaller batches "
-    "have the same effect: let the library accumulate their gradients",
+    "library": "a library calls the backward: {op}. If the loss is a mean over samples that do not depend on each "
+    "other, smaller batches have the same effect: let the library accumulate their gradients",
 }
 
 

@@ -9,7 +9,8 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -209,7 +210,11 @@ class _Search:
             else again_ratio + (1 if change is None else change.time_ratio),
             basis="simulated" if change is None else change.basis,
             decision="" if change is None else change.decision,
-            lines=self._comment(lines, is_function=any(part.kind == "micro_batches" for part in parts))
+            lines=self._comment(
+                lines,
+                is_function=any(part.kind == "micro_batches" for part in parts),
+                changes_modules=any(part.modules for part in parts),
+            )
             + lines,
             modules=self._names_in_models([module for part in parts for module in part.modules]),
             is_of_first_model=all(
@@ -323,18 +328,41 @@ class _Search:
 
     def _optimizer_lines(self, kind: str) -> str:
         """Return the lines of a kind for each optimizer of the program."""
-        return joined([LINES[kind].format(optimizer=name) for name in self._optimizer_names()])
+        key = f"{kind}, later" if self._are_made_later else kind
+        model = self._model_name(self._stepped_models[0]) if self._stepped_models else _MODEL
+        return joined([LINES[key].format(optimizer=name, model=model) for name in self._optimizer_names()])
 
     def _optimizer_names(self) -> list[str]:
         """Return the program's expressions for its optimizers, and `optimizer` for one without an expression."""
-        return list(dict.fromkeys(name or _OPTIMIZER for name in self._noted_optimizers())) or [_OPTIMIZER]
+        later = self._expressions.get("later_optimizers", []) if self._are_made_later else []
+        names = [
+            name or other or _OPTIMIZER
+            for name, other in zip_longest(self._noted_optimizers(), later, fillvalue="")
+        ]
+        return list(dict.fromkeys(names)) or [_OPTIMIZER]
+
+    @property
+    def _expressions(self) -> dict[str, Any]:
+        """The program's expressions for its models and optimizers, as `memwatch.capture.check` describes them."""
+        expressions: dict[str, Any] = self._facts.capture.meta.get("expressions", {})
+        return expressions
+
+    @property
+    def _are_made_later(self) -> bool:
+        """True if a library makes an optimizer when the training begins. Code before the training cannot name it."""
+        return any(self._expressions.get("made_by_library", []))
+
+    @property
+    def _stepped_models(self) -> list[int]:
+        """The models with parameters that optimizers update."""
+        return list(dict.fromkeys(self._place(module)[0] for module in self._stepped_modules))
 
     def _noted_optimizers(self) -> list[str]:
         """Return an expression for each recorded optimizer; "" for an optimizer that no variable leads to.
 
         Whenever an optimizer steps for the first time, the recorder notes all living optimizers that have stepped.
         """
-        noted: list[str] = self._facts.capture.meta.get("expressions", {}).get("optimizers", [])
+        noted: list[str] = self._expressions.get("optimizers", [])
         return noted
 
     def _optimizer_changes(self) -> list[_Change]:
@@ -368,7 +396,11 @@ class _Search:
                 is_alone=True,
             )
             for other in (other_optimizers(self._facts, self._timeline) if is_only_one else [])
+            # later, the lines get the parameters from the model
+            if not self._are_made_later or len(self._stepped_models) == 1
         ]
+        if self._are_made_later:
+            return found  # the hooks of a step in the backward must be there before the first backward
         step = step_in_backward(self._facts, self._timeline)
         is_only_one = is_only_one and has_one_optimizer(self._facts)
         # of two optimizers of one model, the first would take the gradients away from the second
@@ -399,7 +431,7 @@ class _Search:
             time_ratio=math.nan,
             basis="estimated",
             decision=f"{words.ROUNDING}; {words.NO_WHOLE_GRADIENT}",
-            lines=joined(map(self._optimizer_lines, kinds)),
+            lines=self._optimizer_lines(" + ".join(kinds)),
             is_alone=True,
         )
 
@@ -430,7 +462,7 @@ class _Search:
         optimizers = self._optimizer_names()
         if found is None or self._have_former(found.modules):
             return []
-        if found.needs_sparse_adam and len(optimizers) > 1:
+        if found.needs_sparse_adam and (len(optimizers) > 1 or self._are_made_later):
             return []
         names = _as_text([self._tree.names[module] for module in found.modules])
         key = "sparse_adam" if found.needs_sparse_adam else "sparse_gradients"
@@ -709,36 +741,43 @@ class _Search:
 
     def _expression_of(self, root: int) -> str:
         """Return the program's expression for a model; empty if it is not known."""
-        noted = self._facts.capture.meta.get("expressions", {}).get("models", {}).get(str(root))
-        if noted:
-            return str(noted)
+        noted = self._expressions.get("models", {}).get(str(root))
+        if noted is not None:
+            return str(noted)  # "" if only a library has a variable for it
         # the recorder notes expressions only when an optimizer steps; else use the variable that gave the model its
         # name in the tree
         name = self._tree.names[root]
         return name if name.isidentifier() and name != self._tree.classes[root] else ""
 
-    def _comment(self, lines: str, *, is_function: bool) -> str:
+    def _comment(self, lines: str, *, is_function: bool, changes_modules: bool) -> str:
         """Return the comment above the lines of a way: where to put them, and which words you have to replace.
 
         Args:
             lines: the lines.
             is_function: True if they define a function that any part of the program may call.
+            changes_modules: True if they change modules. Otherwise they need an optimizer alone.
         """
         if is_function:
             return f"{words.PLACE_AT_TOP}\n"
-        expressions = self._facts.capture.meta.get("expressions", {})
+        expressions = self._expressions
         function = str(expressions.get("function", ""))
         place = words.PLACE_IN.format(function=function) if function else words.PLACE
         roots = [root for root, above in enumerate(self._tree.parents) if above == NONE]
         used = {_MODEL: [*map(self._expression_of, roots)], _OPTIMIZER: expressions.get("optimizers", [])}
         replaced = []
+        if self._are_made_later:
+            del used[_OPTIMIZER]  # the lines do without it, or make it
+        code = re.sub(r"#.*", "", lines)
         for word, known in used.items():
-            is_in_lines = re.search(rf"(?<![\w.]){word}\.", lines) is not None
+            is_in_lines = re.search(rf"(?<![\w.'\"]){word}(?!\w)", code) is not None
             is_in_program = word in known
             # then the lines use these expressions, and the word is a part of other code
             has_all_expressions = bool(known) and all(known)
             if is_in_lines and not is_in_program and not has_all_expressions:
                 replaced.append(word)
+        makers = [*filter(None, expressions.get("made_in", []))]
+        if replaced == [_OPTIMIZER] and makers and not changes_modules:
+            place = words.PLACE_OF_OPTIMIZER.format(function=makers[0])
         return "\n".join([place, *(words.STANDS_FOR.format(word=word) for word in replaced), ""])
 
 
