@@ -72,6 +72,7 @@ class NewStorage:
         grew: True if it replaced a smaller storage from which it was made, as by `torch.cat`.
         replaced_bytes: bytes of that smaller one.
         is_constant: True if the body of a module made it while the module was imported, which happens once.
+        is_used: True if the run that made it gave it, as a parameter, to an op that autograd recorded.
     """
 
     ref: weakref.ref[torch.UntypedStorage]
@@ -86,6 +87,7 @@ class NewStorage:
     grew: bool = False
     replaced_bytes: int = 0
     is_constant: bool = False
+    is_used: bool = False
 
     @property
     def alive(self) -> bool:
@@ -386,6 +388,8 @@ class NewStorageMode(UncompiledMode):
         """Note the storages that an op returns, and the smaller ones from which they were made."""
         if self.on_op is not None:
             self.on_op(func)
+            if torch.is_grad_enabled():
+                self._note_used(args)
         for tensor in _tensors(result):
             for storage in _storages(tensor):
                 made = self._note(storage, certain=True)
@@ -396,6 +400,15 @@ class NewStorageMode(UncompiledMode):
                 # a pointwise op repeats a smaller operand, so nothing grows, except rows that a sparse operand lacks
                 if smaller and (torch.Tag.pointwise not in func.tags or storage_of(tensor) is None):
                     made.sources = tuple(map(weakref.ref, smaller))
+
+    def _note_used(self, args: Sequence[Any]) -> None:
+        """Note the new parameters among the operands of an op. What makes or copies a model reads them without a graph."""
+        for tensor in _tensors(args):
+            if requires_grad(tensor):
+                for storage in _storages(tensor):
+                    made = self._book.by_id.get(id(storage))
+                    if made is not None and made.run == self.run and made.ref() is storage:
+                        made.is_used = True
 
     def _note(self, storage: torch.UntypedStorage, *, certain: bool) -> NewStorage | None:
         """Note a storage with the line that made it, and return it, unless it is known already or empty."""

@@ -77,7 +77,7 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
     from types import CodeType, FrameType
 
     import numpy as np
@@ -925,6 +925,7 @@ class ProgramGrowth:
             look = diagnose(made, exempt, per_call=True, old=rounds.old, threads=threads)
             placed = [each for each in look.retained if each.in_place]
             look.retained = [each for each in look.retained if not each.in_place]
+            look.retained = _with_cuts_of_later(look.retained)
             look.retained = _without_samples(look.retained, made)
             with_graph = _storages_with_graph()
             keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
@@ -932,12 +933,17 @@ class ProgramGrowth:
                 first = rounds.running_call()
                 collected = [_in_call(each, first) for each in look.unreachable if _is_collected(each)]
                 keeping += [each for each in collected if _keeps_graph(each, with_graph)]
-            # a loop without a backward may build one model
+            # a loop without a backward may build one model, and does not run each part in the pass that makes it
             others = [
                 each
                 for each in look.retained
                 if not _keeps_graph(each, with_graph)
-                and (rounds.have_backward or _is_in_cache(each) or not _is_of_module(each))
+                and (
+                    rounds.have_backward
+                    or each.storage.is_used
+                    or _is_in_cache(each)
+                    or not _is_of_module(each)
+                )
             ]
             leaks = rounds.leaks_within(keeping, measured, with_graph=True)
             if leaks and leaks[0].every == 1:
@@ -1100,6 +1106,36 @@ def _storages_beside_group(group: Sequence[Survivor], tensors: Sequence[Any]) ->
     with quiet():
         others = [tensor for tensor in tensors if id(storage_of(tensor)) not in own]
     return set(map(id, storages_behind(others)))
+
+
+def _with_cuts_of_later(survivors: Sequence[Survivor]) -> list[Survivor]:
+    """Return survivors, those of one way to a container with the same reference to cut: the entry of the container.
+
+    A pass begins with its first op. So an object that the second pass makes before it, such as a request, counts as
+    older than the passes. Then the reference to cut is one inside the object, and not the list of requests, as for the
+    objects of later passes.
+    """
+    by_way: dict[Hashable, list[tuple[int, Survivor]]] = {}
+    places = []
+    for each in survivors:
+        edges = [step.edge for step in each.steps]
+        # the reference to cut may be the one from an old tensor to its storage, behind these
+        at = next((at for at, step in enumerate(each.steps) if step is each.cut), len(edges))
+        places.append((tuple(map(series_of, edges)), at))
+        if at < len(edges) and edges[at].kind.row.is_entry:
+            by_way.setdefault(places[-1][0], []).append((at, each))
+    found = []
+    for each, (way, at) in zip(survivors, places, strict=True):
+        for outer, later in by_way.get(way, ()):
+            is_of_earlier = outer < at and each.storage.run < later.storage.run
+            above = zip(each.steps[:outer], later.steps[:outer], strict=True)
+            if is_of_earlier and each.work is None and all(one.edge == other.edge for one, other in above):
+                entry = each.steps[outer]
+                found.append(replace(each, cut=entry, key=later.key, is_one_more=later.is_one_more))
+                break
+        else:
+            found.append(each)
+    return found
 
 
 _FEWEST_BESIDE: Final = 2

@@ -1490,6 +1490,41 @@ def test_models_that_each_trial_keeps_are_named(shell_memwatch):
     assert "memory grew" not in done.stdout
 
 
+REGISTRY = """
+import torch
+class Adapter(torch.nn.Module):
+    instances = {{}}
+    def __init__(self, name):
+        super().__init__()
+        self.down = torch.nn.Linear(8, 2)
+        Adapter.instances[name] = self
+for number in range(8):
+    adapter = Adapter(f"adapter_{{number}}")
+    {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "is_named"),
+    [
+        ("adapter.down(torch.ones(4, 8))", True),
+        ("pass", False),
+        ("adapter.half()", False),
+        ("adapter.down(torch.ones(4, 8)); Adapter.instances.clear()", False),
+    ],
+    ids=["run", "built", "converted", "run and dropped"],
+)
+def test_models_that_each_pass_runs_and_keeps_are_named(then, is_named, shell_memwatch, tmp_path):
+    """A loop that builds the parts of one model does not run each part in the pass that makes it."""
+    (tmp_path / "program.py").write_text(REGISTRY.format(then=then))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0, done.stdout
+    assert ("memory grew" in done.stdout) is is_named
+    assert (
+        "added at: program.py:8 in __init__: `Adapter.instances[name] = self`" in findings(done)
+    ) is is_named
+
+
 ADAPTERS = """
 def main():
     model = torch.nn.ModuleDict({"body": torch.nn.Linear(8, 8)})
@@ -1935,6 +1970,67 @@ def test_memory_that_grew_has_the_lines_that_add_to_it(then, lines, shell_memwat
     assert done.returncode == 0
     assert ("memory grew" in done.stdout) == bool(lines)
     assert sorted(line for line in done.stdout.splitlines() if " at: " in line) == lines
+
+
+MADE_BEFORE_THE_OP = {
+    "attribute": """
+class Request:
+    pass
+kept = []
+def step():
+    request = Request()
+    kept.append(request)
+    request.outputs = [torch.ones(64)]
+""",
+    "context": """
+import contextvars
+state, kept = contextvars.ContextVar("state"), []
+def step():
+    context = contextvars.copy_context()
+    kept.append(context)
+    context.run(lambda: state.set([torch.ones(64)]))
+""",
+    "generator": """
+def stream():
+    keys = torch.ones(64)
+    yield keys
+kept = []
+def step():
+    tokens = stream()
+    kept.append(tokens)
+    next(tokens)
+""",
+    "task": """
+import asyncio
+kept = set()
+async def embed():
+    await asyncio.sleep(0)
+    return torch.ones(64)
+async def request():
+    task = asyncio.create_task(embed())
+    kept.add(task)
+    await task
+def step():
+    asyncio.run(request())
+""",
+}
+
+
+@pytest.mark.parametrize("name", MADE_BEFORE_THE_OP)
+def test_an_object_that_a_pass_makes_before_its_first_op_is_kept_like_later_ones(
+    name, shell_memwatch, tmp_path
+):
+    """A pass begins with its first op. The container with the objects grows, and not each object."""
+    loop = "for _ in range(8):\n    step()\n"
+    for then in ("", "    kept.clear()\n"):
+        (tmp_path / "program.py").write_text(f"import torch\n{MADE_BEFORE_THE_OP[name]}{loop}{then}")
+        done = shell_memwatch("leaks", "program.py")
+        found = findings(done)
+        assert done.returncode == 0, done.stdout
+        assert ("added to global `kept` of module __main__ (256 B in 1 tensor)" in found) == (not then), found
+        assert bool(re.search(r"added at: program.py:\d+ in (step|request): `kept.(append|add)", found)) == (
+            not then
+        )
 
 
 HELPERS = """
