@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.kinds.edges import EdgeKind, VertexKind
-from memwatch.own_code import is_program_code
+from memwatch.own_code import CodeOwner, code_owner, is_program_code
 from memwatch.program_text import FUNCTIONS, first_line, lines_of, parse, variables_of
 from memwatch.words.leaks import added_at_phrase, site_phrase
 
@@ -249,15 +249,23 @@ def lines_that_register(hook: Vertex, edges: Sequence[Edge], files: Sequence[str
 
 
 def hook_behind(edges: Sequence[Edge], cut: Edge | None) -> Vertex | None:
-    """Return the function of the hook to which a reference to cut leads; None if it is no function of Python."""
+    """Return the function of the hook to which a reference to cut leads; None if it is no function of Python.
+
+    Some functions of torch register a hook of their own around the program's, which is the one to name.
+    """
     at = next((at for at, edge in enumerate(edges) if edge is cut), len(edges))
-    ends = (end for edge in edges[at:] for end in (edge.owner, edge.target) if end is not None)
-    return next((hook for hook in map(_innermost, ends) if hook.kind is VertexKind.FUNCTION), None)
+    ends = (_innermost(end) for edge in edges[at:] for end in (edge.owner, edge.target) if end is not None)
+    hook = next((end for end in ends if end.kind is VertexKind.FUNCTION), None)
+    if hook is None or hook.file is None or code_owner(hook.file) is not CodeOwner.TORCH:
+        return hook
+    captured = [edge for edge in edges[at:] if edge.kind is EdgeKind.CLOSURE_CELL and edge.owner == hook]
+    within = [_innermost(edge.target) for edge in captured if edge.target is not None]
+    return next((end for end in within if end.kind is VertexKind.FUNCTION), hook)
 
 
-def leads_to(edge: Edge, function: Vertex) -> bool:
-    """Return True if a reference leads to a function, or to a bound method or a partial of it."""
-    return edge.target is not None and _innermost(edge.target) == function
+def leads_to_function(edge: Edge) -> bool:
+    """Return True if a reference leads to any function, or to a bound method or a partial of one."""
+    return edge.target is not None and _innermost(edge.target).kind is VertexKind.FUNCTION
 
 
 def _innermost(vertex: Vertex) -> Vertex:

@@ -378,7 +378,9 @@ class Remedy(Enum):
         "it waits for",
         ends_every_cycle=True,
     )
-    GENERATOR = RemedyRow("a suspended generator keeps its local variables: exhaust it, or call `close()`")
+    GENERATOR = RemedyRow(
+        "a suspended generator or coroutine keeps its local variables: exhaust it, await it, or call `close()`"
+    )
     PARTIAL = RemedyRow(
         "the partial keeps its arguments: drop the partial after use, or bind a weak reference and keep the object "
         "elsewhere while you need it",
@@ -391,7 +393,7 @@ class Remedy(Enum):
     )
     LOG_RECORD = RemedyRow("a log record keeps its arguments: log numbers (`.item()`), not tensors")
     MOCK = RemedyRow(
-        "a mock refers to itself, and keeps the arguments of its calls until gc runs: call `reset_mock()` "
+        "a mock keeps the arguments of its calls in several lists, and refers to itself: call `reset_mock()` "
         "after use"
     )
     DEFAULT_ARGUMENT = RemedyRow(

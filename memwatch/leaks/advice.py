@@ -170,6 +170,8 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return added
     if cut is not None and (of_c_type := _of_c_type(cut)) is not None:
         return of_c_type
+    if cut is not None and _is_of_mock(cut, path):
+        return Remedy.MOCK
     if cut is not None and is_of_weak_keys(cut, path):
         return Remedy.WEAK_KEYS
     if cut is not None and (_is_parameter_group(cut, path) or _is_of_optimizer_state(cut, path)):
@@ -454,6 +456,14 @@ def _of_class(cycle: Iterable[Edge]) -> Remedy | None:
         if edge.owner is not None and edge.owner.kind is VertexKind.CLASS and not is_torchs_file(edge):
             return Remedy.CLASS_IN_CYCLE
     return None
+
+
+def _is_of_mock(cut: Edge, path: Sequence[Edge]) -> bool:
+    """Return True for an entry of a list of calls that a mock keeps. Each call is in several lists of several mocks."""
+    return any(
+        below is cut and _is_entry(below) and above.owner is not None and above.owner.name in _MOCKS
+        for above, below in pairwise(path)
+    )
 
 
 def _is_cache(vertex: Vertex | None) -> bool:

@@ -901,7 +901,10 @@ def _from_lasting_root(snapshot: Snapshot, reached: Reached, chain: list[int]) -
     root = snapshot.objects[chain[0]]
     if type(root) is not Root or root.kind is not RootKind.FRAME:
         return chain
-    owner = next((at for at, is_old in enumerate(are_old(snapshot, chain)) if at and not is_old), 1) - 1
+    olds = [bool(is_old) for is_old in are_old(snapshot, chain)]
+    owner = next((at for at, is_old in enumerate(olds) if at and not is_old), 1) - 1
+    if not owner:  # a new object in the variable leads to an old container, as by its class
+        owner = max((at for at, is_old in enumerate(olds) if is_old), default=0)
     if not owner or not reached.from_modules.reaches(chain[owner]):
         return chain
     return [*reached.from_modules.path(chain[owner]), *chain[owner + 1 :]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.added_at import (
     hook_behind,
-    leads_to,
+    leads_to_function,
     lines_that_add,
     lines_that_link,
     lines_that_register,
@@ -486,7 +486,7 @@ def _hook(shown: Survivor) -> str:
         return ""
     at = next((at for at, edge in enumerate(edges) if edge is cut), 0)
     # the reference to cut may be that to the table of hooks, as of a tensor without other hooks
-    entry = next((at for at in range(at, len(edges)) if leads_to(edges[at], hook)), at)
+    entry = next((at for at in range(at, len(edges)) if leads_to_function(edges[at])), at)
     return hook_phrase(hook.name, hook.file, hook.line, edges[:entry])
 
 

@@ -402,7 +402,7 @@ class NewStorageMode(UncompiledMode):
                     made.sources = tuple(map(weakref.ref, smaller))
 
     def _note_used(self, args: Sequence[Any]) -> None:
-        """Note the new parameters among the operands of an op. What makes or copies a model reads them without a graph."""
+        """Note new parameters among the operands. What makes or copies a model reads them without a graph."""
         for tensor in _tensors(args):
             if requires_grad(tensor):
                 for storage in _storages(tensor):

@@ -238,17 +238,22 @@ class LoopPasses:
     def _task(self, depth: int) -> CodeType | None:
         """Return the function that a loop of a thread pool runs, or None for another loop.
 
-        All calls of such a thread down to the loop are Python's own. The first call of other code is the task. An
-        event loop runs coroutines, and each of them has rounds of its own.
+        All calls of such a thread down to the loop are Python's own. The first call of other code is the task, or the
+        wrapper of a decorator of torch around it. An event loop runs coroutines, and each of them has rounds of its
+        own.
         """
         if self._stack[0].code is not _THREAD_CODE:
             return None
+        wrapper = None
         for at, call in enumerate(self._stack):
-            if call.code.co_flags & CO_COROUTINE:
+            owner = self._owner_at(at)
+            if call.code.co_flags & CO_COROUTINE or (owner is not CodeOwner.PYTHON and at <= depth):
                 return None
-            if self._owner_at(at) is not CodeOwner.PYTHON:
-                return call.code if at > depth else None
-        return None
+            if owner.calls_torch:
+                return call.code
+            if owner is not CodeOwner.PYTHON:
+                wrapper = wrapper or call.code
+        return wrapper
 
     def _owner_at(self, depth: int) -> CodeOwner:
         code = self._stack[depth].code

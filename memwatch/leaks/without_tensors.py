@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.optim.optimizer import Optimizer
@@ -75,7 +75,8 @@ def leaks_of_hooks(
     Args:
         numbers: the next hook's number before the measured calls and after each.
         held: objects that live on after the calls: the function and its arguments.
-        beside: leaks of tensors; a table on their paths is not reported again.
+        beside: leaks of tensors; a table on their paths is not reported again, nor another one that the same call
+            gives the same hooks.
         period: the number of calls in a row of which one at least must have left a hook.
     """
     numbers = numbers[::-period][::-1]
@@ -86,6 +87,7 @@ def leaks_of_hooks(
     if not tables:
         return []
     told = {series_of(edge) for leak in beside for edge in leak.edges}
+    told_functions: set[object] = set()
     # the tables of one function come as one leak: a loop over the parameters registers it on each of them
     found: dict[object, list[tuple[tuple[Edge, ...], int]]] = {}
     functions: dict[object, CodeType | None] = {}
@@ -101,16 +103,19 @@ def leaks_of_hooks(
             way = by_modules if by_modules.reaches(position) else tree
             steps = steps_of(snapshot, way.path(position)) if way.reaches(position) else []
             edges = tuple(step.edge for step in steps)
-            if edges and series_of(edges[-1]) not in told:
+            if edges:
                 count = sum(number >= numbers[0] for number in _numbers(table))
                 code = _function_of_hooks(table, numbers[0])
                 place = id(table) if code is None else (code.co_filename, code.co_firstlineno)
                 key = edges[-1].kind, place, count
                 found.setdefault(key, []).append((edges, count))
                 functions[key] = code
+                if series_of(edges[-1]) in told:
+                    told_functions.add(key)
     leaks = [
         _leak_of_tables([edges for edges, _ in each], each[0][1], calls=calls, function=functions[key])
         for key, each in found.items()
+        if key not in told_functions
     ]
     return sorted(leaks, key=lambda leak: -leak.count)
 
@@ -174,13 +179,30 @@ def _one_more(table: Any, first: int) -> int:
 
 
 def _code_of(hook: Any) -> CodeType | None:
-    """Return the code of a hook that is a function, a method, a part of one, or an object with `__call__`."""
+    """Return the code of a hook that is a function, a method, a part of one, or an object with `__call__`.
+
+    Some functions of torch register a hook of their own around the program's, which is the one to name.
+    """
     # classes are compared by identity, because `in` would ask the `__eq__` of a metaclass
     while type(hook) is MethodType or type(hook) is partial:
         hook = hook.__func__ if type(hook) is MethodType else hook.func
     if type(hook) is not FunctionType:
         hook = next((found for cls in mro_of(type(hook)) if (found := type_dict(cls).get("__call__"))), None)
-    return hook.__code__ if type(hook) is FunctionType else None
+    if type(hook) is not FunctionType or code_owner(hook.__code__.co_filename) is not CodeOwner.TORCH:
+        return hook.__code__ if type(hook) is FunctionType else None
+    within = (_function_in(cell) for cell in hook.__closure__ or ())
+    return next((code for code in within if code is not None), hook.__code__)
+
+
+def _function_in(cell: CellType) -> CodeType | None:
+    """Return the code of the function or method in a cell of a function of torch, unless it is torch's too."""
+    try:
+        found = cell.cell_contents
+    except ValueError:  # an empty cell
+        return None
+    found = found.__func__ if type(found) is MethodType else found
+    is_function = type(found) is FunctionType
+    return found.__code__ if is_function and code_owner(found.__code__.co_filename).calls_torch else None
 
 
 def _leak_of_tables(

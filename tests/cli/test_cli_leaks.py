@@ -1140,6 +1140,21 @@ def test_each_task_of_a_thread_pool_is_a_round(keep, leaks, pool, shell_memwatch
     assert ".scores of Server" in said
 
 
+def test_a_task_of_a_thread_pool_has_its_name_though_a_decorator_of_torch_wraps_it(shell_memwatch, tmp_path):
+    program = """
+@torch.no_grad()
+def infer():
+    return torch.ones(64)
+with ThreadPoolExecutor(1) as pool:
+    futures = [pool.submit(infer) for _ in range(8)]
+"""
+    (tmp_path / "program.py").write_text(f"{IMPORTS}KEEP = None\n{POOLS}{program}")
+    done = shell_memwatch("leaks", "program.py")
+    assert re.search(
+        r"the thread pool that runs program.py:\d+ in infer added to global `futures`", findings(done)
+    )
+
+
 def test_graphs_of_a_thread_pool_that_a_backward_needs_are_no_leak(shell_memwatch, tmp_path):
     program = """
 with ThreadPoolExecutor(1) as pool:
@@ -1523,6 +1538,39 @@ def test_models_that_each_pass_runs_and_keeps_are_named(then, is_named, shell_me
     assert (
         "added at: program.py:8 in __init__: `Adapter.instances[name] = self`" in findings(done)
     ) is is_named
+
+
+EPISODES = """
+import torch
+class Episode:
+    every = []
+    def __init__(self):
+        self.rewards = []
+        {keep}
+def main():
+    weight = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(9):
+        episode = Episode()
+        episode.rewards.append((weight * 2).sum())
+        optimizer.zero_grad()
+        torch.stack(episode.rewards).sum().backward()
+        optimizer.step()
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("keep", "is_leak"), [("Episode.every.append(self)", True), ("Episode.every[:] = [self]", False)]
+)
+def test_a_container_of_a_class_is_not_named_by_the_latest_object(keep, is_leak, shell_memwatch, tmp_path):
+    """The object of a running call leads to its class, too. The variable with the object does not grow."""
+    (tmp_path / "program.py").write_text(EPISODES.format(keep=keep))
+    done = shell_memwatch("leaks", "program.py")
+    found = findings(done)
+    assert done.returncode == is_leak, done.stdout
+    assert ("kept alive by global `Episode` of module __main__ -> class attribute .every" in found) is is_leak
+    assert ("added at: program.py:7 in __init__: `Episode.every.append(self)`" in found) is is_leak
 
 
 ADAPTERS = """

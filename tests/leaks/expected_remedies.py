@@ -93,7 +93,7 @@ REMEDIES: dict[str, Remedy] = {
     "signal_handler": Remedy.SIGNAL_HANDLER,
     "exit_stack": Remedy.EXIT_STACK,
     "own_frame": Remedy.LOCAL_IN_CYCLE,
-    "mock_calls": Remedy.ITEM,
+    "mock_calls": Remedy.MOCK,
     "patched_forward": Remedy.BOUND_METHOD,
     "lru_cache_on_a_method": Remedy.CACHED_METHOD,
     "recorded_warnings": Remedy.EXCEPTION_ARGS,

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind, Remedy
@@ -309,3 +310,24 @@ def test_a_container_in_a_container_in_a_third_one_loses_no_tensors():
     [merged] = merge_and_sort(leaks)
     assert merged.cause == "cause-1"
     assert (merged.count, merged.nbytes) == (3 * leak.count, 3 * leak.nbytes)
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_hook_that_torch_puts_around_one_of_the_program_is_named_by_the_programs_line(remove):
+    """One call registers it on all parameters, so they are one cause."""
+    parameters = [torch.ones(3, requires_grad=True), torch.ones(2, 3, requires_grad=True)]
+
+    def step():
+        total = parameters[0].sum() + parameters[1].sum()
+        handle = register_multi_grad_hook(parameters, lambda _grads: total.item())
+        total.backward()
+        if remove:
+            handle.remove()
+
+    leaks = find_leaks(step)
+    assert len(leaks) == (not remove), [str(leak) for leak in leaks]
+    for leak in leaks:
+        assert leak.advice == advice(Remedy.HOOK_PER_CALL)
+        assert "lambda" in leak.hook
+        assert "torch/autograd" not in leak.hook
+        assert "register_multi_grad_hook(parameters, lambda _grads: total.item())" in leak.added_at
