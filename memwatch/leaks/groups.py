@@ -354,6 +354,38 @@ def _runs(group: list[Survivor]) -> set[int]:
     return {survivor.storage.run for survivor in group}
 
 
+def _behind_single_entries(group: list[Survivor]) -> list[Survivor]:
+    """Return survivors with another reference to cut, if the container of the one they have has a single entry.
+
+    Such a container does not grow. The first call often makes the list to which all calls add, as in a
+    `defaultdict(list)`, and then the list is as new as its items.
+    """
+    runs = _runs(group)
+    while len(runs) > 1 and all(_is_single_entry(survivor) for survivor in group):
+        first = group[0].steps
+        start = 1 + next(at for at, step in enumerate(first) if step is group[0].cut)
+        end = next((at for at in range(start, len(first)) if first[at].edge.kind.row.is_entry), None)
+        above = [step.edge for step in first[:end]]
+        if end is None or any(
+            len(each.steps) <= end
+            or [step.edge for step in each.steps[:end]] != above
+            or each.steps[end].edge.owner != first[end].edge.owner
+            or each.steps[end].edge.kind is not first[end].edge.kind
+            for each in group
+        ):
+            break
+        group = [replace(each, cut=each.steps[end]) for each in group]
+    return group
+
+
+def _is_single_entry(survivor: Survivor) -> bool:
+    edge = None if survivor.cut is None else survivor.cut.edge
+    if edge is None or survivor.kind is not LeakKind.RETAINED or survivor.work is not None or survivor.looped:
+        return False
+    is_in_steps = any(step is survivor.cut for step in survivor.steps)
+    return is_in_steps and edge.kind.row.is_entry and edge.owner is not None and edge.owner.count == 1
+
+
 def leak_of(
     group: list[Survivor],
     nbytes: int,
@@ -375,6 +407,8 @@ def leak_of(
         grows: True if the leak is one tensor that becomes larger.
         with_graph: True if the tensors are known to have a graph. By default, their paths show it.
     """
+    if per_call:
+        group = _behind_single_entries(group)
     shown = _without_index(_shown(group))
     nearest = _nearest(group, shown)
     largest = max(
@@ -586,12 +620,15 @@ def _of_chain(
 ) -> tuple[Remedy, str | None]:
     """Return the remedy of objects of which each keeps the one before, and the name of the attribute that keeps it.
 
-    A name leads to the newest object, and so to all. The remedy of other leaks stays.
+    A name, or one place of a container, leads to the newest object, and so to all. The remedy of other leaks stays.
     """
     cut = None if shown.cut is None else shown.cut.edge
-    if shown.kind is not LeakKind.RETAINED or cut is None or cut.kind.row.is_entry:
+    if shown.kind is not LeakKind.RETAINED or cut is None:
         return remedy, None
-    is_of_value = remedy.row.is_of_attribute or remedy.row.is_of_name
+    is_of_place = cut.kind.row.is_entry and _is_one_place(group) and _gets_deeper(group)
+    if cut.kind.row.is_entry and not is_of_place:
+        return remedy, None
+    is_of_value = is_of_place or remedy.row.is_of_attribute or remedy.row.is_of_name
     is_of_value = is_of_value or remedy in (Remedy.BOUND_METHOD, Remedy.OPTIMIZER_STATE)
     repeated = repeated_reference(edges, is_deeper=_gets_deeper(group))
     if is_of_value and repeated is not None:
@@ -603,6 +640,12 @@ def _of_chain(
         is_method = any(edge.kind is EdgeKind.BOUND_SELF for edge in stretch)
         return Remedy.WRAPPERS if is_method else Remedy.NESTED, None
     return remedy, None
+
+
+def _is_one_place(group: Iterable[Survivor]) -> bool:
+    """Return True if one key or index of a container leads to all survivors."""
+    slots = {each.holding.slot for each in group}
+    return len(slots) == 1 and slots != {(None, None)}
 
 
 def _gets_deeper(group: list[Survivor]) -> bool:
