@@ -31,7 +31,15 @@ from memwatch.leaks.advice import (
     stores_tensor,
     strong_object,
 )
-from memwatch.leaks.cause import cause_of, cause_of_thread, container_of, edit_of, holder_of, series_of
+from memwatch.leaks.cause import (
+    cause_of,
+    cause_of_thread,
+    container_of,
+    edit_of,
+    holder_of,
+    is_registration,
+    series_of,
+)
 from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.leak import Leak
 from memwatch.words.edges import edge_phrase, reference_phrase
@@ -383,6 +391,8 @@ def _is_single_entry(survivor: Survivor) -> bool:
     if edge is None or survivor.kind is not LeakKind.RETAINED or survivor.work is not None or survivor.looped:
         return False
     is_in_steps = any(step is survivor.cut for step in survivor.steps)
+    if is_registration(edge, [step.edge for step in survivor.steps]):
+        return False  # of the only hook of a table, which each call may replace, the advice looks behind it itself
     return is_in_steps and edge.kind.row.is_entry and edge.owner is not None and edge.owner.count == 1
 
 
