@@ -68,8 +68,8 @@ def unrecorded(facts: Facts) -> ObserverEffect | None:
         return None
     nbytes = int(allocations.nbytes[unseen].sum())
     text = (
-        f"{format_bytes(nbytes)} in {counted(int(unseen.sum()), 'block')} were allocated outside every recorded op, "
-        "as compiled code and C++ do: only the allocator saw them"
+        f"{format_bytes(nbytes)} in {counted(int(unseen.sum()), 'block')} were allocated outside every recorded op. "
+        "Compiled code and C++ allocate like this. memwatch knows the sizes, but not the lines"
     )
     return ObserverEffect((), nbytes, text)
 

@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from memwatch._version import __version__
 from memwatch.cli.program import parse
@@ -82,6 +82,32 @@ class _Help(argparse.RawDescriptionHelpFormatter):
             whole, self._width, subsequent_indent=" " * len("usage: "), break_on_hyphens=False
         )
         return lines.replace("\0", " ") + "\n\n"
+
+
+_REQUIRED: Final = re.compile("the following arguments are required: (.+)")
+_HOW_TO_GIVE: Final = {
+    "capture": "name a capture, the file that `memwatch run SCRIPT` writes",
+    "capture, format": "name a capture and a format, as `memwatch transform train.4242.memwatch csv`",
+    "captures": "name captures, as `memwatch merge train.rank*.memwatch`",
+    "format": "name a format behind the capture, such as csv",
+    "new": "name a second capture, to compare the first one with",
+    "old, new": "name two captures, the old one first",
+    "PID": "give the number of a process; `memwatch ps` lists them",
+    "snapshot": "name a memory snapshot that torch wrote, such as dump_snapshot.pickle",
+    "source": "name a capture, or a memory snapshot that torch wrote",
+    "--plan": "give --plan FILE; `memwatch plan CAPTURE -o FILE` writes the file",
+}
+"""What to type if an argument is missing, by the arguments that argparse names."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose error about a missing argument also says what to type."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, and exit with 2."""
+        missing = _REQUIRED.fullmatch(message)
+        hint = None if missing is None else _HOW_TO_GIVE.get(missing[1])
+        super().error(message if hint is None else f"{message}; {hint}")
 
 
 _VERB_OF_FILE: Final = {".py": "run", ".memwatch": "summary"}
@@ -165,7 +191,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
     If that names a verb, the modules of the other verbs are not imported: some need numpy, which starts
     threads, and `memwatch fit` must be alone when it asks the kernel for private files.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="memwatch",
         description=inspect.getdoc(importlib.import_module("memwatch.cli")),
         formatter_class=_Help,
@@ -179,7 +205,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: str) -> None:
+def _add_verb(verbs: argparse._SubParsersAction[_Parser], verb: str) -> None:
     module, _, name = _CLASSES.get(verb, verb).partition(".")
     home: Any = importlib.import_module(f"memwatch.cli.{module}")
     if name:

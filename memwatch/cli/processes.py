@@ -188,7 +188,7 @@ def _how_to_start(process: psutil.Process) -> str:
     # only the program: its arguments may hold passwords
     program = f"{command_line(process.name())} ..."
     return (
-        f"process {process.pid} does not let memwatch in; start it as `{VARIABLE}={_MODE} {program}`. "
+        f"memwatch cannot attach to process {process.pid}; start it as `{VARIABLE}={_MODE} {program}`. "
         "From Python 3.14 on, a process needs no variable"
     )
 

@@ -44,6 +44,14 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments")
 
 
+def _hint_of_option(word: str, parser: argparse.ArgumentParser) -> str:
+    """Return where the options of a verb are listed, and the option that was probably meant."""
+    import difflib  # no other command needs it
+
+    meant = next(iter(difflib.get_close_matches(word, parser._option_string_actions, 1)), None)
+    return f"; {'' if meant is None else f'did you mean {meant}? '}`{parser.prog} --help` lists the options"
+
+
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Return the parsed command line.
 
@@ -55,6 +63,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     if unknown:  # told by the verb, whose usage has the options that there are
         are_captures = all(word.endswith(_CAPTURE_SUFFIX) for word in unknown)
         hint = "; this verb reads one capture, `memwatch diff` compares two" if are_captures else ""
+        if unknown[0].startswith("-"):
+            hint = _hint_of_option(unknown[0], options.usage_error.__self__)
         options.usage_error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if hasattr(options, "program"):
         first = len(argv) - len(options.program)

@@ -29,6 +29,7 @@ _CATEGORIES = 7  # categories that are listed; a guess
 _ITERATIONS = 6  # iterations that are listed; a guess
 _ENDED_LOOK_S = 0.2  # seconds between two checks whether the program has ended; a guess
 _HEAD_S = 5.0  # seconds after which the head of the screen is drawn again; a guess
+_BARS_FROM = 80  # columns of a terminal that has room for the bars beside both tables
 
 
 class LiveApp(App[None]):
@@ -47,7 +48,7 @@ class LiveApp(App[None]):
         Binding("ctrl+c", "interrupt", "quit", show=False, priority=True),
     ]
     CSS = """
-    #head { height: 2; }
+    #head { height: auto; min-height: 2; max-height: 3; }
     #curve { height: 3; margin: 0 0 1 0; }
     #now { height: 8; }
     #categories { width: 1fr; margin: 0 2 0 0; }
@@ -111,9 +112,11 @@ class LiveApp(App[None]):
             return
         # drawn from its least value up: 0 makes it the whole, and each column shows the highest of its values
         self.query_one("#curve", Sparkline).data = [0, *figures.curve_bytes]
-        self.query_one("#categories", Static).update(_categories(figures))
+        when = "at the end" if view.state.is_last else "now"
+        has_bars = self.size.width >= _BARS_FROM
+        self.query_one("#categories", Static).update(_categories(figures, when, has_bars=has_bars))
         self.query_one("#iterations", Static).update(_iterations(figures, view.state))
-        self.query_one("#largest", Static).update(_largest(figures, self.size.width))
+        self.query_one("#largest", Static).update(_largest(figures, when, self.size.width))
 
     def _show_head(self) -> None:
         self.query_one("#head", Static).update(head_of(self._watch.glance()))
@@ -147,34 +150,35 @@ def head_of(view: View) -> Text:
         "\n",
         ("live ", "dim"), f"{format_bytes(figures.live_bytes)} on {figures.device}",
         (" after ", "dim"), format_duration(figures.now_ns),
-        ("   peak so far ", "dim"), (format_bytes(figures.peak_bytes), "bold"),
+        ("   peak " if view.state.is_last else "   peak so far ", "dim"), (format_bytes(figures.peak_bytes), "bold"),
         (" at ", "dim"), format_duration(figures.peak_ns), others,
     )  # fmt: skip
 
 
-def _categories(figures: Figures) -> Table:
-    table = _table("live now>", "category", "")
+def _categories(figures: Figures, when: str, *, has_bars: bool) -> Table:
+    table = _table(f"live {when}>", "category", *([""] if has_bars else []))
     for category, nbytes in figures.categories[:_CATEGORIES]:
         style = category_style(category)
         share_ratio = nbytes / (figures.live_bytes or 1)
-        table.add_row(format_bytes(nbytes), name(category, style), bar(share_ratio, _BAR_WIDTH, style))
+        bars = [bar(share_ratio, _BAR_WIDTH, style)] if has_bars else []
+        table.add_row(format_bytes(nbytes), name(category, style), *bars)
+    if not figures.categories:
+        table.add_row("0 B", Text("no tensor is alive", style="dim"))
     return table
 
 
 def _iterations(figures: Figures, state: State) -> Table:
     table = _table("iteration>", "peak>", "time>")
     for each in reversed(figures.iterations[-_ITERATIONS:]):
-        number = (
-            f"{each.number}" if each.has_ended else "after them" if state.is_last else f"now {each.number}"
-        )
+        number = f"{each.number}" if each.has_ended else "the rest" if state.is_last else f"now {each.number}"
         table.add_row(number, format_bytes(each.peak_bytes), format_duration(each.duration_ns))
     if not figures.iterations:
-        table.add_row(Text("none has ended yet", style="dim"))
+        table.add_row(Text("none" if state.is_last else "none has ended yet", style="dim"))
     return table
 
 
-def _largest(figures: Figures, width: int) -> Table:
-    table = _table("bytes>", f"largest of {figures.count:,} live now", "category", "line")
+def _largest(figures: Figures, when: str, width: int) -> Table:
+    table = _table("bytes>", f"largest of {figures.count:,} live {when}", "category", "line")
     table.columns[1].no_wrap = False  # where the line is too narrow, names are cut and nothing else is
     for each in figures.largest:
         row = name(each.name), name(each.category, category_style(each.category))

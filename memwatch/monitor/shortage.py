@@ -7,6 +7,7 @@ import dis
 import html
 import json
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -530,17 +531,23 @@ td, th {{ padding: .2rem .6rem; text-align: left; vertical-align: top; overflow-
 td:first-child, th:first-child {{ text-align: right; white-space: nowrap; width: 7rem }}
 meter {{ width: 8rem }} td:nth-child(2) {{ width: 9rem }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere }}
+.lead {{ font-size: 1.1rem; margin: .4rem 0 }}
+@media (max-width: 700px) {{ :is(td, th):nth-child(2) {{ display: none }} td:first-child {{ width: 5rem }} }}
 </style>
 """
+
+
+_CODE: Final = re.compile("`([^`]+)`")
 
 
 def page_of(found: Shortage) -> str:
     """Return the page as HTML. All texts are escaped."""
     title = head_of(found)
-    parts = [_HEAD.format(title=html.escape(visible(title))), f"<h1>{html.escape(visible(title))}</h1>"]
+    parts = [_HEAD.format(title=html.escape(visible(title))), f"<h1>{_marked(_sentence(title))}</h1>"]
+    parts += [f'<p class="lead">{_marked(_sentence(text))}</p>' for text in _first_of(found)]
     if found.error:
         parts.append(f"<pre>{html.escape(visible(found.error))}</pre>")
-    parts += [f"<p>{html.escape(text)}</p>" for text in _whose(found)]
+    parts += [f"<p>{_marked(text)}</p>" for text in _whose(found)]
     for device in found.devices:
         by_category = found.bytes_by_category(device)
         groups = [group for group in found.live.groups if group.device == device]
@@ -568,6 +575,35 @@ def page_of(found: Shortage) -> str:
     return "\n".join(part for part in parts if part) + "\n"
 
 
+def _first_of(found: Shortage) -> list[str]:
+    """Return the largest holder and the change that leaves most room, as sentences."""
+    groups = found.live.groups
+    largest = max(groups, key=lambda group: group.nbytes, default=None)
+    lines = []
+    if largest is not None:
+        lines.append(f"{format_bytes(largest.nbytes)} are kept by {largest.holder} ({largest.category}).")
+    changes = _changes(found, 0)
+    if found.changes and len(changes) == 1 and changes[0].endswith(":"):
+        first = found.changes[0]
+        bound = "at most " if first.is_upper_bound else ""
+        lines.append(
+            f"The change that leaves most room, {bound}{format_bytes(first.saved_bytes)}: {first.change}."
+        )
+    else:
+        lines.append(f"{changes[0].removesuffix('.')}.")
+    return lines
+
+
+def _sentence(text: str) -> str:
+    """Return a text that begins with a capital."""
+    return text[:1].upper() + text[1:]
+
+
+def _marked(text: str) -> str:
+    """Return a text as HTML. Names between backticks are code."""
+    return _CODE.sub(r"<code>\1</code>", html.escape(visible(text)))
+
+
 def _table(title: str, what: str, rows: Iterable[tuple[str, int]]) -> str:
     """Return a table of texts and bytes, with a bar for each row; empty text if there are no rows."""
     listed = list(rows)
@@ -575,9 +611,10 @@ def _table(title: str, what: str, rows: Iterable[tuple[str, int]]) -> str:
         return ""
     most = max(1, *(nbytes for _, nbytes in listed))
     lines = (
-        f'<tr><td>{format_bytes(nbytes)}</td><td><meter value="{nbytes / most:.4f}"></meter></td>'
-        f"<td>{html.escape(visible(text))}</td></tr>"
+        f"<tr><td>{format_bytes(nbytes)}</td>"
+        f'<td aria-hidden="true"><meter value="{nbytes / most:.4f}"></meter></td>'
+        f"<td>{_marked(text)}</td></tr>"
         for text, nbytes in listed
     )
-    header = f"<tr><th>bytes</th><th></th><th>{html.escape(what)}</th></tr>"
+    header = f'<tr><th scope="col">bytes</th><td></td><th scope="col">{html.escape(what)}</th></tr>'
     return f"<h2>{html.escape(title)}</h2><table>{header}{''.join(lines)}</table>"

@@ -511,7 +511,7 @@ class CategorySpread:
         mean_bytes: the mean of the processes.
         highest_bytes: the most bytes in any process.
         worst_bytes: the bytes in the process with the highest peak.
-        highest_in: the first process with `highest_bytes`; empty if all processes have the same bytes.
+        highest_in: the processes with `highest_bytes`; empty if all processes have the same bytes.
     """
 
     name: str
@@ -534,7 +534,9 @@ def category_spreads(ranks: Job) -> list[CategorySpread]:
             mean_bytes=round(sizes.mean()),
             highest_bytes=int(sizes.max()),
             worst_bytes=int(sizes[ranks.worst]),
-            highest_in=str(sizes.idxmax()) if sizes.max() > sizes.min() else "",
+            highest_in=_phrase(sizes.index[sizes == sizes.max()].tolist(), ranks._members)
+            if sizes.max() > sizes.min()
+            else "",
         )
         for name in CATEGORIES
         if (sizes := table[name]).max() > 0

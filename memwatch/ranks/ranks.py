@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,12 @@ def merge(paths: Iterable[str | os.PathLike[str]]) -> Ranks:
         raise MergeError("name the captures to merge, as `memwatch merge run.*.memwatch`")
     members = [read_member(path) for path in files]
     if all(member.problem for member in members):
+        if unmatched := next(
+            (path for path in files if glob.has_magic(path) and not os.path.exists(path)), None
+        ):
+            raise MergeError(
+                f"no file matches {os.path.relpath(unmatched)}; name captures, files that `memwatch run` wrote"
+            )
         raise MergeError(f"no capture can be read: {members[0].problem}")
     return Ranks(members)
 

@@ -297,6 +297,14 @@ def headline(reading: DeviceReading) -> str:
     return text + _headline_of_ways(changes, sentence, _the_peak(reading))
 
 
+def no_tensor_text(reading: DeviceReading) -> str:
+    """Return sentences about a recording without tensor memory, and what to do; "" for any other recording."""
+    if reading.peak_bytes:
+        return ""
+    is_whole = reading.meta.get("complete", True)
+    return f"{_NO_BYTES}. {words.NO_TENSOR if is_whole else words.NOTHING_WRITTEN}"
+
+
 def _held_text(reading: DeviceReading) -> str:
     """Return a sentence about the variable that keeps the most bytes across iterations.
 
@@ -374,9 +382,12 @@ def evidence_text(nbytes: Mapping[str, int]) -> str:
         return ""
     guessed, unknown = round(100 * inferred / total), round(100 * unseen / total)
     known = 100 - guessed - unknown if seen + structure else 0  # so the percentages add up to 100
-    parts = ((known, seen + structure), (guessed, inferred), (unknown, unseen))
-    shares = (_percent(rounded, part, total) for rounded, part in parts)
-    return "{} % seen or read from torch's records, {} % inferred, {} % not known".format(*shares)
+    parts = (
+        (known, seen + structure, "seen or read from torch's records"),
+        (guessed, inferred, "inferred"),
+        (unknown, unseen, "not known"),
+    )
+    return ", ".join(f"{_percent(rounded, part, total)} % {how}" for rounded, part, how in parts if part)
 
 
 def _percent(rounded: int, nbytes: int, total: int) -> str:

@@ -184,6 +184,8 @@ def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color:
         if not text:
             continue  # an imported memory snapshot does not know it
         totals.add_row(Text(label, style="dim"), Text(clip(text), overflow="fold"))
+    if not figures["allocations"]:
+        return to_text(totals, "", "No allocation was recorded.", width=width, color=color)
     parts: list[RenderableType] = [
         totals,
         "",

@@ -89,10 +89,11 @@ NO_GRAD_FIRST: Final = (
 )
 """The advice where no backward ran at all: `.detach()` frees a graph only when the whole of it has been made."""
 STORED_WITH_GRAPH: Final = (
-    "store a number such as `value.mean().item()`, or drop old values: the stored tensors themselves have {nbytes} of "
-    "it, which `.detach()` alone would leave"
+    "store a number such as `value.mean().item()`, or drop old values: `.detach()` alone would leave the stored "
+    "tensors themselves, which have at least {nbytes}"
 )
-"""The advice if the graph saves the stored tensors too, as the graph of a ReLU saves its result."""
+"""The advice if the graph saves the stored tensors too, as the graph of a ReLU saves its result. Samples found
+these tensors in the container, and it may have more."""
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"

@@ -105,7 +105,7 @@ def parts_text(rss_bytes: int, parts: Mapping[str, int]) -> str:
     rest = sum(nbytes for name, nbytes in parts.items() if name not in shown)
     told += [f"{format_bytes(rest)} more"] if rest else []
     hint = ASK_PROCESS if parts.get("other_bytes", 0) > _MUCH_UNKNOWN * rss_bytes else ""
-    return f"RSS {format_bytes(rss_bytes)}: {', '.join(told)}{hint}"
+    return f"RSS {format_bytes(rss_bytes)} ({', '.join(told)}){hint}"
 
 
 class ReservedBytes(Protocol):

@@ -101,7 +101,7 @@ BY_HAND: Final = (
 )
 """For a forward that memwatch cannot change from outside, such as a forward without repeated modules."""
 ORDER: Final = (
-    "The change with the lowest peak comes first, and one of the first three needs no decision from you, if there is "
+    "The change with the lowest peak comes first. If a change needs no decision from you, one of the first three is "
     "such a change. Other optimizers come last, because they train differently."
 )
 EACH_ALONE: Final = "Each peak is for one change alone: the savings of several changes do not add up."

@@ -227,7 +227,7 @@ def test_any_process_of_a_new_python_is_recorded(tmp_path):
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 lets its user in")
 def test_a_process_that_lets_nobody_in_is_told_how_to_start(capsys):
     line = one_line(capsys, os.getpid())
-    assert "does not let memwatch in; start it as `MEMWATCH=attach " in line
+    assert f"memwatch cannot attach to process {os.getpid()}; start it as `MEMWATCH=attach " in line
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 lets its user in")

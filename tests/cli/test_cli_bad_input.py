@@ -27,6 +27,33 @@ WRONG = {
 }  # fmt: skip
 
 
+USAGE = {
+    "no capture": ("summary", "required: capture; name a capture, the file that `memwatch run SCRIPT` writes"),
+    "one capture to compare": ("diff a.memwatch", "required: new; name a second capture"),
+    "no captures to merge": ("merge", "required: captures; name captures, as `memwatch merge train.rank*.memwatch`"),
+    "no plan": ("replay a.memwatch", "required: --plan; give --plan FILE; `memwatch plan CAPTURE -o FILE` writes"),
+    "an option with a slip": ("run --stack a.py", "--stack; did you mean --stacks? `memwatch run --help` lists"),
+    "an option of no verb": ("tree --zzz a.memwatch", "arguments: --zzz; `memwatch tree --help` lists the options"),
+}  # fmt: skip
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("wrong", USAGE)
+def test_a_malformed_command_says_what_to_type(wrong, capsys):
+    line, told = USAGE[wrong]
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.words
+def test_a_pattern_that_matches_no_file_is_not_taken_for_a_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["merge", "train.rank*.memwatch"]) == 1
+    assert "no file matches train.rank*.memwatch; name captures" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.words
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_input_is_one_line_with_the_next_step(narrow, tmp_path, capsys, monkeypatch, wrong):

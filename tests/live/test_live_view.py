@@ -11,14 +11,14 @@ import memwatch
 from memwatch.cli import main
 from memwatch.live.app import LiveApp, head_of
 from memwatch.live.watch import State, View, Watch
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_duration
 
 
-def screen_of(app, *keys):
-    """Run a view of 80 columns and press keys. Return the text that it shows then, and whether it has ended."""
+def screen_of(app, *keys, columns=80):
+    """Run a view and press keys. Return the text that it shows then, and whether it has ended."""
 
     async def run():
-        async with app.run_test(size=(80, 24)) as pilot:
+        async with app.run_test(size=(columns, 24)) as pilot:
             await app.workers.wait_for_complete()
             await pilot.pause()
             lines = ["".join(part.text for part in strip) for strip in app.screen._compositor.render_strips()]
@@ -35,7 +35,8 @@ def test_the_screen_has_the_figures_until_the_user_quits(key, trained):
     reading = memwatch.load(trained)
     shown, has_ended = screen_of(LiveApp(Watch(trained)), key)
     assert "trained.memwatch  ended" in shown
-    assert f"peak so far {format_bytes(reading.peak_bytes)}" in shown
+    assert f"peak {format_bytes(reading.peak_bytes)}" in shown  # "so far" only while it runs
+    assert "live at the end" in shown
     assert f"live {format_bytes(reading.timeline['live_bytes'].iloc[-1])} on cpu" in shown
     alive = reading.live_at(len(reading.timeline) - 1)
     for category, nbytes in alive.groupby("category")["nbytes"].sum().items():
@@ -48,6 +49,17 @@ def test_the_screen_has_the_figures_until_the_user_quits(key, trained):
     for peak_bytes in reading.steps["peak_bytes"]:
         assert format_bytes(peak_bytes) in shown
     assert has_ended
+
+
+def test_a_narrow_terminal_cuts_off_no_category_and_no_figure(trained):
+    reading = memwatch.load(trained)
+    shown, _ = screen_of(LiveApp(Watch(trained)), columns=60)
+    alive = reading.live_at(len(reading.timeline) - 1)
+    for category in alive["category"].unique():
+        assert category in shown
+    head = " ".join(shown.partition("live at the end")[0].split())
+    peak_ns = int(reading.timeline["time_ns"].iloc[reading.peak_event])
+    assert f"peak {format_bytes(reading.peak_bytes)} at {format_duration(peak_ns)}" in head
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,9 @@ def record_in(folder):
     for holder in (group["holder"] for group in record["live"][:1]):
         assert holder in text
         assert holder.partition("`")[0] in page
+    tables = page.partition("<h2>Everything as text</h2>")[0]
+    assert "`" not in tables  # names are code
+    assert '<p class="lead">' in tables
     return record
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import textwrap
 
 import pytest
+import report_readings
 
 from memwatch.report import html
 
@@ -107,6 +108,35 @@ def test_choosing_an_instant_moves_nothing(shown, training_script):
         assert shown.js(PLACES) == before, fragment
 
 
+NARROW = 420
+CODE_LINES = """
+    return [...document.querySelectorAll("#source tr[data-line] .code")]
+      .filter((code) => code.getClientRects().length > 1).map((code) => code.textContent);
+"""
+"""Returns the lines of code that the page breaks."""
+CUT_OFF = """
+    return ["instant", "plot-status", "process-status", "process-largest"].map((id) => document.getElementById(id))
+      .filter((each) => each && (each.scrollHeight > each.clientHeight + 1 || each.scrollWidth > each.clientWidth + 1))
+      .map((each) => each.id);
+"""
+
+
+def test_a_window_of_a_telephone_cuts_off_no_sentence_and_breaks_no_code(browser, page):
+    """What is too wide scrolls in its own box. The page itself is as wide as the window."""
+    device = {"width": NARROW, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    try:
+        browser.open(page)
+        browser.js(
+            "document.querySelectorAll('section').forEach((each) => (each.style.contentVisibility = 'visible'))"
+        )
+        assert browser.js("return document.documentElement.scrollWidth") <= NARROW
+        assert browser.js(CODE_LINES) == []
+        assert browser.js(CUT_OFF) == []
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_one_legend_follows_the_instant_and_the_totals_stay(shown, training_script):
     """The page has one legend, under the curve. The head, with the bar of the parts, shows the peak."""
     drawn = "[...document.querySelectorAll('main .legend')].filter((each) => each.getClientRects().length)"
@@ -204,3 +234,12 @@ def test_the_title_of_a_storage_shows_names_as_code(shown):
         titles.append(shown.text("#storage-title"))
     assert not any("`" in title for title in titles)
     assert any(title.startswith("output of ") for title in titles)
+
+
+def test_an_axis_of_events_counts_in_whole_numbers(browser, tmp_path):
+    """Between two allocations there is nothing, so 0.5 is no event."""
+    lives = [{"born": 1, "dies": 3, "nbytes": 40}, {"born": 2, "dies": 3, "nbytes": 40}]
+    browser.open(html(report_readings.from_lives(lives), tmp_path / "small.html"))
+    texts = texts_drawn(browser, "events")
+    assert {"0", "1", "2"} <= set(texts)
+    assert not [text for text in texts if "." in text and text.replace(".", "").isdigit()]

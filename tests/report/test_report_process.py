@@ -113,7 +113,7 @@ def reading_of(**parts):
 
 def test_the_line_needs_a_tenth_of_rss_and_more_than_imports_take():
     told = process_text(reading_of(tensor_bytes=[0, 2400 * MIB, 0], python_bytes=[0, 270 * MIB, 0]))
-    assert told == "RSS 2.61 GiB: 2.34 GiB tensors, 270.00 MiB Python's small objects"
+    assert told == "RSS 2.61 GiB (2.34 GiB tensors, 270.00 MiB Python's small objects)"
     assert not process_text(reading_of(tensor_bytes=[0, 2800 * MIB, 0], python_bytes=[0, 270 * MIB, 0]))
     assert not process_text(reading_of(python_bytes=[0, 160 * MIB, 0]))
     assert not process_text(report_readings.empty(), always=True)
@@ -134,8 +134,8 @@ def test_the_band_shows_the_readings(browser, tmp_path):
     reading = reading_of(other_bytes=[0, MIB, MIB])
     reading.process["coverage_ratio"] = [1.0, 0.9, 0.5]
     browser.open(html(reading, tmp_path / "page.html"))
-    assert "RSS 10.00 MiB: 9.00 MiB tensors, 1.00 MiB without a known cause" in browser.text(
-        "#process-status"
+    assert "RSS 10.00 MiB (9.00 MiB tensors, 1.00 MiB without a known cause)" in browser.text(
+        "#process-largest"
     )
     band = browser.driver.find_element("css selector", "#process-plot")
     band.send_keys("\ue014")  # the right arrow

@@ -77,7 +77,7 @@ export const bytesAxis = (more: uPlot.Axis = {}): uPlot.Axis => axisOf({ values:
 
 // The axis of a run, in time or in events. Two charts with it, one above the other, begin and end at the same pixels.
 export function runAxis(axis: Axis, name?: string): uPlot.Axis {
-  if (axis === "events") return axisOf({ values: (_, ticks) => ticks.map(whole), space: 90, size: 34, ...(name && { label: name, labelSize: 18, labelFont: FONT }) });
+  if (axis === "events") return axisOf({ incrs: WHOLE_STEPS, values: (_, ticks) => ticks.map(whole), space: 90, size: 34, ...(name && { label: name, labelSize: 18, labelFont: FONT }) });
   return axisOf({ incrs: TIME_STEPS_NS, values: (_, ticks, __, ___, step) => timeTicks(ticks, step), space: 90, size: 34 });
 }
 

@@ -97,7 +97,7 @@ export function liveColumns(frame: Frame, total: number, ops: number, colouring:
 export function savedColumns(frame: Frame, links: Links, ofWholeRun: boolean): TableColumn[] {
   const name = (row: number) => shortOp(frame.text("op_name", row)) || "(unknown)";
   return [
-    { name: "op_name", label: "For the backward of", cell: (row) => (frame.number("storage", row) < 0 ? clip(name(row)) : link(name(row), () => links.openStorage(frame.number("storage", row)), { class: "link clip", title: frame.text("op_name", row).slice(0, TITLE_CHARS) })) },
+    { name: "op_name", label: "For the backward of", cell: (row) => (frame.number("storage", row) < 0 ? clip(name(row)) : link(name(row), () => links.openStorage(frame.number("storage", row)), { class: "link clip wide", title: frame.text("op_name", row).slice(0, TITLE_CHARS) })) },
     size(frame, "nbytes", "Bytes"),
     line(frame, links),
     module(frame),

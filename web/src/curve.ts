@@ -27,7 +27,7 @@ export class Curve {
     const onPick = (event: number, more = { push: true }) => instant.show(event, more);
     const onZoom = (range: Range | null) => this.zoom(range);
     this.#timeline = new Timeline({ marks: (axis) => this.#marks(axis), onPick, onZoom });
-    this.#process = model.process ? new ProcessBand(model.process) : undefined;
+    this.#process = model.process && document.getElementById("process-plot") ? new ProcessBand(model.process) : undefined;
     listenToKeys(this.#timeline, () => instant.event, onPick, onZoom);
     $("axis").addEventListener("change", () => state.set({ axis: $<HTMLSelectElement>("axis").value, zoom: "" }));
     $("zoom-at").addEventListener("click", () => this.#zoomToInstant());

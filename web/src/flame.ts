@@ -5,7 +5,7 @@ import type { Colouring } from "./colouring.ts";
 import { $, colorOf, fromEnd, named } from "./dom.ts";
 import { bytes, counted, fileLine, percent, shortOp } from "./format.ts";
 import type { Query } from "./query.ts";
-import type { Cell } from "./tree.ts";
+import { type Cell, MIXED } from "./tree.ts";
 
 const CELL_PX = 22;
 const THINNEST_PX = 2; // of a thinner cell only its border could be seen
@@ -53,7 +53,7 @@ export class Flame {
     if (document.documentElement.dataset.paper) this.#width = 0; // no resize is reported before the page is printed
     this.#width ||= this.#box.clientWidth; // to ask makes the browser lay out the page; later it is told of each change
     const found = named("found");
-    const root = named("root");
+    const [root, mixed] = [named("root"), named("small")];
     const colors = colouring.groups.map((_, group) => colorOf(colouring.paint(group)));
     this.#chart = flamegraph()
       .width(this.#width)
@@ -61,7 +61,7 @@ export class Flame {
       .cellHeight(CELL_PX)
       .inverted(true)
       .minFrameSize(THINNEST_PX)
-      .setColorMapper((d: Drawn) => (d.highlight ? found : d.data.level === "root" ? root : colors[d.data.tint]))
+      .setColorMapper((d: Drawn) => (d.highlight ? found : d.data.level === "root" ? root : d.data.tint === MIXED ? mixed : colors[d.data.tint]))
       .setLabelHandler((d: Drawn) => this.describe(d.data))
       .setSearchMatch((d: Drawn, query: Query) => d.data.level !== "root" && query.matches(d.data.name))
       .onClick((d: Drawn) => this.#onCell(this.pathOf(d)))

@@ -11,10 +11,13 @@ const HEIGHT_PX = 150;
 const HEADROOM = 1.1;
 const MOST_POINTS = 60; // of readings that are marked: the peak may lie between two of a short run
 
-// The labels of a small chart: zero, the maximum, and a power of two well between them.
+const LEAST_GAP = 0.18; // of the height between two labels, which are 12 pixels high
+
+// The labels of a small chart: even steps of a power of two, and the maximum.
 function sizesOf({ scales }: uPlot): number[] {
   const most = scales.y.max! / HEADROOM;
-  return [0, 2 ** Math.floor(Math.log2(0.6 * most)), most];
+  const step = 2 ** Math.floor(Math.log2(most / 2));
+  return [0, step, 2 * step, 3 * step].filter((size) => size <= (1 - LEAST_GAP) * most).concat(most);
 }
 
 export class ProcessBand {

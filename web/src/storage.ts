@@ -70,7 +70,7 @@ export class StorageDialog {
     const toLine = (line: string) => link(shortLine(line), () => (pick("line", line), this.#parts.revealLine(line)), { class: "link to-line", title: line });
     const own = text("own_line");
     const facts: [string, Child][] = [
-      ["bytes", `${bytes(nbytes)} (${whole(nbytes)} B)`],
+      ["bytes", nbytes < 1024 ? bytes(nbytes) : `${bytes(nbytes)} (${whole(nbytes)} B)`],
       ["category", `${text("category")}: ${text("rule")}`],
       ["tensor", text("tensor")],
       ["module", text("module") && link(text("module"), () => pick("module", text("module")), { class: "link to-module" })],

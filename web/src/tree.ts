@@ -6,13 +6,15 @@ import { around } from "./pick.ts";
 
 type Lineage = (module: string) => string[];
 
+export const MIXED = -1;
+
 export interface Cell {
   name: string;
   level: string;
   key: string;
   value: number;
   count: number;
-  tint: number; // the group of the colouring that has most of its bytes
+  tint: number; // the group of the colouring that has more than half of its bytes; MIXED without one
   children: Cell[];
 }
 
@@ -67,7 +69,8 @@ function finish(of: Node, inOrder: (a: Cell, b: Cell) => number): Cell {
     const only = children[0];
     return { ...only, name: only.name.startsWith(`${of.name}.`) ? only.name : `${of.name}.${only.name}` };
   }
-  const [tint] = [...of.bytesOf].reduce((best, entry) => (entry[1] > best[1] ? entry : best), [0, -1]);
+  // six blocks with equal shares have no colour in common: that of the first would stand for all of them
+  const tint = [...of.bytesOf].find(([, nbytes]) => 2 * nbytes > of.value)?.[0] ?? MIXED;
   return { name: of.name, level: of.level, key: of.key, value: of.value, count: of.count, tint, children };
 }
 

@@ -22,6 +22,7 @@ from memwatch.report.facts import (
     is_recorded,
     listed_ways,
     module_parents,
+    no_tensor_text,
     only_for_backward,
     peak_instant,
     process_text,
@@ -137,7 +138,11 @@ def page_model(
         "headline": " ".join(
             filter(
                 None,
-                [cut_off_text(reading, names_error=source), visible(headline(reading)) if source else ""],
+                [
+                    cut_off_text(reading, names_error=source),
+                    visible(headline(reading)) if source else "",
+                    no_tensor_text(reading),
+                ],
             )
         ),  # without the lines of the program, as the second sentence names one
         "peak": {

@@ -128,10 +128,16 @@ def render(
 
 def marked(text: str) -> Markup:
     """Return a text as HTML. Text between backticks becomes code, as in `dom.ts`."""
-    parts = (escape(part) for part in _BETWEEN_BACKTICKS.split(text))
+    parts = (_unbroken(escape(part)) for part in _BETWEEN_BACKTICKS.split(text))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else part for index, part in enumerate(parts)
     )
+
+
+def _unbroken(text: Markup) -> Markup:
+    """Return a text whose arrows stay whole: a browser may break a line inside of `->`."""
+    arrow = escape("->")
+    return text.replace(arrow, Markup('<span class="nowrap">{}</span>').format("->"))
 
 
 def _percent(ratio: float) -> str:
