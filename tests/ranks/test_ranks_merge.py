@@ -7,14 +7,17 @@ import shutil
 import sqlite3
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
 import memwatch
 from memwatch.capture.file import add_summary
 from memwatch.cli.main import main
-from memwatch.ranks.job import differences
+from memwatch.kinds.roles import CATEGORIES
+from memwatch.ranks.job import category_spreads, differences
 from memwatch.ranks.summary import Member, summarise
 from memwatch.report.page.write import json_for_script
 from memwatch.sizes import format_bytes
@@ -94,6 +97,19 @@ def test_what_differs_is_told_with_its_place(recorded, captures):
     assert set(ranks.differences["category"]) <= {"activation", "temporary", "input", "workspace"}
     assert all("test_ranks_merge.py" in line for line in ranks.differences["line"])
     assert (ranks.differences["where"] == "most in rank 1").all()
+
+
+def test_a_category_that_several_ranks_have_most_of_names_them_all():
+    names = [f"rank {rank}" for rank in range(4)]
+    categories = pd.DataFrame(
+        dict.fromkeys(CATEGORIES, 0) | {"gradient": [8, 8, 8, 0], "input": [4, 4, 4, 4]}, names
+    )
+    members = {name: SimpleNamespace(rank=rank) for rank, name in enumerate(names)}
+    job = SimpleNamespace(compared=names, categories=categories, worst="rank 3", _members=members)
+    assert {each.name: each.highest_in for each in category_spreads(job)} == {
+        "gradient": "ranks 0-2",
+        "input": "",
+    }
 
 
 @pytest.mark.parametrize(("modules", "count"), [(("", "net"), 0), (("net", "net"), 0), (("head", "net"), 2)])

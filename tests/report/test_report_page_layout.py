@@ -114,7 +114,7 @@ CODE_LINES = """
       .filter((code) => code.getClientRects().length > 1).map((code) => code.textContent);
 """
 """Returns the lines of code that the page breaks."""
-CUT_OFF = """
+CLIPPED = """
     return ["instant", "plot-status", "process-status", "process-largest"].map((id) => document.getElementById(id))
       .filter((each) => each && (each.scrollHeight > each.clientHeight + 1 || each.scrollWidth > each.clientWidth + 1))
       .map((each) => each.id);
@@ -132,7 +132,7 @@ def test_a_window_of_a_telephone_cuts_off_no_sentence_and_breaks_no_code(browser
         )
         assert browser.js("return document.documentElement.scrollWidth") <= NARROW
         assert browser.js(CODE_LINES) == []
-        assert browser.js(CUT_OFF) == []
+        assert browser.js(CLIPPED) == []
     finally:
         browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

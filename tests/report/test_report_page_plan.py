@@ -12,6 +12,7 @@ import memwatch
 from memwatch.leaks import Leak
 from memwatch.planner import Graph
 from memwatch.report import html, leak_page
+from memwatch.report.page.write import marked
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
 
@@ -209,9 +210,14 @@ def test_hostile_leaks_are_text(quiet, tmp_path):
 
 
 def test_no_leaks_are_a_page_too(quiet, tmp_path):
-    """An empty list says that nothing leaked."""
+    """An empty list says that nothing leaked, and has no buttons for a list."""
     quiet.open(leak_page([], tmp_path / "leaks.html"))
     assert "No tensor leaked." in quiet.text("#leaks")
+    assert quiet.js("return document.querySelectorAll('.fold-all').length") == 0
+
+
+def test_an_arrow_in_a_path_is_not_broken():
+    assert str(marked("`t` of a -> list")) == '<code>t</code> of a <span class="nowrap">-&gt;</span> list'
 
 
 def test_modules_fold_by_mouse(shown, planned):

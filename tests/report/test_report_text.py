@@ -22,7 +22,7 @@ from memwatch.fit.result import ways_text
 from memwatch.kinds.findings import FindingKind
 from memwatch.report import terminal
 from memwatch.report.console import middle
-from memwatch.report.facts import headline
+from memwatch.report.facts import evidence_text, headline
 from memwatch.report.stats import format_stats, stats
 from memwatch.report.terminal import summary
 from memwatch.report.tree import peak_tree, tree
@@ -269,6 +269,18 @@ def test_hostile_names_steer_no_terminal():
     for text in (summary(reading), tree(reading), format_stats(stats(reading))):
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text)
         assert len(text) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "said"),
+    [
+        ({"seen": 8}, "100 % seen or read from torch's records"),
+        ({"seen": 6, "inferred": 2}, "75 % seen or read from torch's records, 25 % inferred"),
+        ({"inferred": 1, "none": 3}, "25 % inferred, 75 % not known"),
+    ],
+)
+def test_holders_that_are_known_in_no_other_way_have_no_share_of_zero(nbytes, said):
+    assert evidence_text(nbytes) == said
 
 
 def test_nothing_at_all_is_said_so():
