@@ -68,6 +68,8 @@ class Profile(Reading):
         page: the file of the page that memwatch wrote because memory ran out; otherwise None.
         replaces_file: whether the capture may replace an existing file.
         on_step: called after each `step()`.
+        holders_from_bytes: holders are searched for only while the block's own live bytes on a device are at least
+            this. A search takes longer than the ops of a small test.
         gives_way: whether the recording ends when the program opens a `profile()` block. This is True for the recording
             of a whole program. Otherwise the program's own block would raise an error.
     """
@@ -83,6 +85,7 @@ class Profile(Reading):
         self.page: pathlib.Path | None = None
         self.on_step: Callable[[], None] | None = None
         self.replaces_file = False
+        self.holders_from_bytes = 0
         self.gives_way = False
 
     def __enter__(self) -> Profile:
@@ -96,7 +99,11 @@ class Profile(Reading):
         try:
             with uninterrupted():
                 force = self._options.force or self.replaces_file or again
-                session = Session(dataclasses.replace(self._options, force=force))
+                session = Session(
+                    dataclasses.replace(
+                        self._options, force=force, holders_from_bytes=self.holders_from_bytes
+                    )
+                )
                 session.start()
                 is_on = True
                 self._reserve.take()

@@ -159,6 +159,13 @@ class DeviceReading:
         return self._tables.findings.large
 
     @property
+    def most_finding_bytes(self) -> int:
+        """Bytes that no finding can exceed. They are known without a search for findings."""
+        from memwatch.analysis.findings.search import most_bytes
+
+        return most_bytes(self._tables.facts)
+
+    @property
     def small_findings(self) -> list[Finding]:
         """Further changes, largest first, that would lower the peak by less: by 1 to 5 % of its increase."""
         return self._tables.findings.small

@@ -81,7 +81,11 @@ def _is_device(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `memwatch.profile()`; see there."""
+    """The options of `memwatch.profile()`, see there, and those that only memwatch sets.
+
+    Attributes:
+        holders_from_bytes: holders are searched for while the block's own live bytes on a device are at least this.
+    """
 
     path: str | os.PathLike[str] | None = None
     stacks: bool = True
@@ -93,6 +97,7 @@ class Options:
     force: bool = False
     schedule: Schedule | None = None
     keep: str = "all"
+    holders_from_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Check the interceptor where the options are given, not where the block begins."""

@@ -112,7 +112,7 @@ class Session:
         self._saved = SavedTensorHooks(self._packer, notes.note)
         self._process = ProcessSampler(notes.note)
         self._holders: HolderSampler | None = None
-        self._want_holders = options.holders
+        self._want_holders, self._holders_from_bytes = options.holders, options.holders_from_bytes
         wants_events = options.allocator and not choice.is_estimate
         events = choice.backend.allocator_events(block) if wants_events else None
         self._allocator = None if events is None else AllocatorChannel(events, counter, notes.note)
@@ -180,7 +180,9 @@ class Session:
                 parts = (self.storages, self._packer, self.context, self.strings, self.op_counter)
                 highs = dict if self._allocator is None else self._allocator.highs
                 sampled = self._process.read_parts  # read the memory of the process at each new peak
-                self._holders = HolderSampler(*parts, highs=highs, sampled=sampled)
+                self._holders = HolderSampler(
+                    *parts, highs=highs, sampled=sampled, from_bytes=self._holders_from_bytes
+                )
                 self._switch_on(self._holders.start, self._holders.stop)
             if self._holders is not None or self._steps is not None:
                 report_to = self.context.report_iterations_to

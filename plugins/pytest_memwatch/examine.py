@@ -25,7 +25,7 @@ import pytest
 from memwatch.sizes import format_bytes
 from memwatch.words.leaks import FIXTURE, OF_TEST
 from pytest_memwatch.ignore import kept_by_cache, made_by_machinery
-from pytest_memwatch.measure import Measurement, describe
+from pytest_memwatch.measure import Measurement, describe, largest_lines
 from pytest_memwatch.outcome import FindingsError, PeakError
 from pytest_memwatch.verdict import (
     FINDINGS_SECTION,
@@ -178,7 +178,7 @@ class Examination:
     ) -> None:
         self.checks = checks
         self._lasting = lasting  # the fixtures that outlive the test
-        self.measurement = Measurement(holders=checks.findings is not None) if checks.profiled else None
+        self.measurement = _measurement(checks) if checks.profiled else None
         self.leaks: list[Leak] = []
         self.data: dict[str, Any] = {"failed": None}
         self.sections: list[tuple[str, str]] = []
@@ -334,6 +334,7 @@ class Examination:
         too_high = self._peak_failure()
         if too_high and self.measurement is not None:
             self.data["above_limit"] = too_high
+            self._note_lines(self.measurement)
             self.sections.append((PEAK_SECTION, peak_section(self.data)))
         avoidable = self._avoidable()
         if real:
@@ -350,9 +351,17 @@ class Examination:
             raise self.error
 
     def _note_figures(self, measurement: Measurement) -> None:
-        self.data.update(
-            describe(measurement, top=self._settings.top, stack_depth=self._settings.stack_depth)
-        )
+        self.data.update(describe(measurement))
+        if self._settings.shows_lines:
+            self._note_lines(measurement)
+
+    def _note_lines(self, measurement: Measurement) -> None:
+        """Note the lines that made the memory at the peak, unless that was done. It takes longer than a small test."""
+        if "top" not in self.data:
+            settings = self._settings
+            self.data["top"] = largest_lines(
+                measurement.highest, top=settings.top, stack_depth=settings.stack_depth
+            )
 
     def _fail_for_leaks(self, leaks: list[Leak], too_high: str) -> None:
         __tracebackhide__ = True
@@ -406,6 +415,8 @@ class Examination:
 
     def _sort_findings(self, check: FindingsCheck, reading: Reading) -> list[Finding]:
         """Note each finding that a rule ignores, and return the others that count."""
+        if reading.most_finding_bytes < check.min_bytes:
+            return []
         found = []
         for finding in reading.findings:
             if finding.nbytes < check.min_bytes or (
@@ -449,6 +460,11 @@ class Examination:
             return ""
         before, after = _exact(saved, found), _exact(found, saved)
         return f"Peak rose from {before} to {after}, more than the {tolerance.text} allowed"
+
+
+def _measurement(checks: Checks) -> Measurement:
+    check = checks.findings
+    return Measurement(holders=check is not None, holders_from_bytes=0 if check is None else check.min_bytes)
 
 
 @contextmanager

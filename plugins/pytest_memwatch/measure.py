@@ -21,15 +21,16 @@ class Measurement:
 
     Args:
         holders: whether the profiles search for holders.
+        holders_from_bytes: they search only while the block's own live bytes are at least this.
 
     Attributes:
         readings: the finished profiles in their order: of the measurement, and of the block itself.
         own: number of finished profiles of the block itself. A profile that it entered twice counts twice.
     """
 
-    def __init__(self, *, holders: bool = False) -> None:
+    def __init__(self, *, holders: bool = False, holders_from_bytes: int = 0) -> None:
         self.readings: list[Reading] = []
-        self._holders = holders
+        self._holders, self._holders_from_bytes = holders, holders_from_bytes
         self.own = 0
         self._open: Profile | None = None
         self._restore: Callable[[], None] | None = None
@@ -50,6 +51,7 @@ class Measurement:
         import memwatch
 
         self._open = memwatch.profile(holders=self._holders)
+        self._open.holders_from_bytes = self._holders_from_bytes
         self._open.__enter__()
 
     def owns(self, profile: Profile) -> bool:
@@ -121,19 +123,20 @@ class Measurement:
         return max(baseline_bytes - first_bytes + increase for baseline_bytes, increase in sizes)
 
 
-def _most_at_once(storages: pd.DataFrame) -> pd.DataFrame:
+def _most_at_once(reading: Reading) -> pd.DataFrame:
     """Return the block's own storages that were alive when their sum was highest.
 
     This moment can differ from the peak's, because the block may free older storages before it.
     """
+    storages = reading.part("storages", ("counted", "nbytes", "birth_event", "death_event"))
     made = storages[storages["counted"] & (storages["birth_event"] >= 0)]
     freed = made[made["death_event"] >= 0]
     born, died = made.set_index("birth_event")["nbytes"], freed.set_index("death_event")["nbytes"]
     delta_bytes = born.groupby(level=0).sum().sub(died.groupby(level=0).sum(), fill_value=0)
     event = delta_bytes.sort_index().cumsum().idxmax() if len(made) else 0
     is_alive = (made["birth_event"] <= event) & ((made["death_event"] < 0) | (made["death_event"] > event))
-    alive: pd.DataFrame = made[is_alive]
-    return alive
+    columns = ("nbytes", "line", "op_name", "stack")
+    return reading.part("storages", columns, made.index[is_alive])
 
 
 def _pause_for_own_profiles(measurement: Measurement) -> Callable[[], None]:
@@ -179,14 +182,8 @@ def _sizes(reading: Reading, device: str) -> tuple[int, int]:
     return there.baseline_bytes, there.peak_increase_bytes
 
 
-def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[str, Any]:
-    """Return the figures of a test as plain data.
-
-    Args:
-        measurement: the finished measurement.
-        top: how many lines of code to list; 0 for all.
-        stack_depth: frames to list for each line.
-    """
+def describe(measurement: Measurement) -> dict[str, Any]:
+    """Return the figures of a test as plain data."""
     reading = measurement.highest
     return {
         "peak_bytes": int(reading.peak_bytes),
@@ -195,12 +192,13 @@ def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[st
         "device": reading.device,
         "allocations": sum(_allocations(part, reading.device) for part in measurement.readings),
         "own_profiles": measurement.own,
-        "top": largest_lines(reading, top=top, stack_depth=stack_depth),
     }
 
 
 def _allocations(reading: Reading, device: str) -> int:
-    return int((reading.on(device).timeline["delta_bytes"] > 0).sum()) if device in reading.devices else 0
+    if device not in reading.devices:
+        return 0
+    return int((reading.on(device).part("timeline", ("delta_bytes",))["delta_bytes"] > 0).sum())
 
 
 def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[str, Any]]:
@@ -214,7 +212,7 @@ def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[
     from memwatch.words.places import place
 
     rows: list[dict[str, Any]] = []
-    for line, group in _most_at_once(reading.storages).groupby("line", sort=False):
+    for line, group in _most_at_once(reading).groupby("line", sort=False):
         frames = [frame for frame in reading.stack(int(group["stack"].iloc[0])) if frame[3]]
         rows.append(
             {

@@ -189,6 +189,11 @@ class Settings:
     leaks_min_bytes: int = 0
     findings_min_bytes: int | None = None
 
+    @property
+    def shows_lines(self) -> bool:
+        """Whether the summary or the file of results lists lines of every test that is measured."""
+        return self.measure or self.json is not None
+
 
 SETTINGS: Final = pytest.StashKey[Settings]()
 

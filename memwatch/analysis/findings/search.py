@@ -72,6 +72,22 @@ _FEWEST_LIKE: Final = 2
 _LEAST_SHARE_OF_SMALL: Final = 1 / 2
 """A candidate that matters only with others of its size has at least this share of `least_bytes`, so that two may be
 enough. A guess."""
+_REPORTED_IF_OLDER: Final = ("gradient", "activation")
+"""The categories of memory from before the block that a finding may include."""
+
+
+def most_bytes(facts: Facts) -> int:
+    """Return the bytes that no finding can exceed.
+
+    The rules report memory that the block made. Of older memory they report gradients and saved activations only.
+    """
+    own_bytes = facts.curve.peak_increase_bytes
+    if not facts.curve.baseline_bytes:
+        return own_bytes
+    allocations = facts.allocations
+    is_older = allocations.counted & (allocations.birth_event == NONE)
+    is_older &= facts.categories.category.isin(_REPORTED_IF_OLDER)
+    return own_bytes + int(allocations.nbytes[is_older].sum())
 
 
 class Findings:

@@ -85,6 +85,9 @@ class TorchRuns:
             if device in highs:
                 high_bytes, at_ticks = highs[device]
                 is_new = at_ticks >= start_ticks and high_bytes > self._sampled_high.get(device, 0)
+                # the allocator subtracts what the block freed of older memory
+                own_bytes = high_bytes + self._state.storages.entry_gone_bytes(device)
+                is_new = is_new and own_bytes >= schedule.from_bytes
             else:  # without the allocator's events, only the births that the schedule examined are known
                 high_bytes, is_new = 0, schedule.peak_op > start_op
             if is_new:
@@ -170,6 +173,7 @@ class HolderSampler:
         op_counter: how many ops have started.
         highs: see `TorchRuns`.
         sampled: called after each sample.
+        from_bytes: no sample is taken on a device while the block's own live bytes there are below this.
     """
 
     def __init__(
@@ -182,9 +186,10 @@ class HolderSampler:
         *,
         highs: Callable[[], dict[int, tuple[int, int]]],
         sampled: Callable[[], None],
+        from_bytes: int = 0,
     ) -> None:
         self._sampled = sampled
-        self._state = SamplingState(storages, saved, context, strings, op_counter)
+        self._state = SamplingState(storages, saved, context, strings, op_counter, from_bytes=from_bytes)
         self._torch_runs = TorchRuns(self._state, highs)
         self._is_sampling = self._is_marked = False
         self._paced_by: weakref.ref[object] | None = None  # the first optimizer that stepped

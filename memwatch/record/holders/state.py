@@ -147,14 +147,18 @@ class SamplingState:
         context: Context,
         strings: Strings,
         op_counter: OpCounter,
+        *,
+        from_bytes: int,
     ) -> None:
         self.storages, self.saved, self.context = storages, saved, context
         self.rows, self.edges, self.vertices = Rows(), Rows(), Rows()
         self.paths = PathTables(strings, self.edges, self.vertices)
         self.costs = SamplingCosts()
         self.schedules = {
-            device: SamplingSchedule(storages.gross_bytes(device), self.costs) for device in storages.devices
+            device: SamplingSchedule(storages.gross_bytes(device), self.costs, from_bytes)
+            for device in storages.devices
         }
+        self._from_bytes = from_bytes
         self.first_number = storages.entry_count = storages.count
         self.cut_count = 0
         self.told: dict[int, list[Told]] = {}
@@ -173,7 +177,7 @@ class SamplingState:
     def schedule_of(self, device: int) -> SamplingSchedule:
         """Return the schedule of a device. If the device is new, nothing was alive on it at entry."""
         if device not in self.schedules:
-            self.schedules[device] = SamplingSchedule(0, self.costs)
+            self.schedules[device] = SamplingSchedule(0, self.costs, self._from_bytes)
         return self.schedules[device]
 
     def increase_bytes(self, device: int) -> int:
@@ -397,6 +401,7 @@ class SamplingSchedule:
     Args:
         base_bytes: live bytes on the device when the block is entered.
         costs: the cost of the samples.
+        from_bytes: no sample is worthwhile while the block's own live bytes are below this.
 
     Attributes:
         peak_op: how many ops had started at the birth with the highest increase. -1 before the first birth.
@@ -407,8 +412,8 @@ class SamplingSchedule:
             sample is planned.
     """
 
-    def __init__(self, base_bytes: int, costs: SamplingCosts) -> None:
-        self.base_bytes = base_bytes
+    def __init__(self, base_bytes: int, costs: SamplingCosts, from_bytes: int = 0) -> None:
+        self.base_bytes, self.from_bytes = base_bytes, from_bytes
         self._costs = costs
         self._due_count = self._free_count = 0
         self._high_bytes = 0
@@ -442,12 +447,12 @@ class SamplingSchedule:
     def worth_from_bytes(self) -> int:
         """Return the live bytes that a birth must exceed so that `is_worth_it` is called."""
         if self._due_op >= 0:
-            return 0
+            return self.base_bytes + self.from_bytes - 1 if self.from_bytes else 0
         climb = int(self._next_climb_bytes)
         near = int(self._high_bytes * _NEAR_RATIO) if self._again < _MAX_AGAIN else climb
         asks = self._iteration_start and self._costs.may_ask_for_roles
         new_peak = self._peak_bytes if asks or self._costs.may_peek else climb
-        return self.base_bytes + min(near, climb, new_peak)
+        return self.base_bytes + max(min(near, climb, new_peak), self.from_bytes - 1)
 
     def quiet_bytes(self) -> int:
         """Return the live bytes up to which `is_worth_it` need not be called until samples are affordable again.
@@ -477,6 +482,9 @@ class SamplingSchedule:
         if high_bytes > self._iteration_high[0]:
             self._iteration_high = (high_bytes, op)
         increase, high = high_bytes - self.base_bytes, self._high_bytes
+        if increase < self.from_bytes:
+            self.is_new_peak = self.is_worth_a_peek = False
+            return False
         self.is_new_peak = increase > self._peak_bytes and self._iteration_start > 0
         is_after_last_peak = op >= self._iteration_start + self._last_peak[1]
         self.is_worth_a_peek = is_after_last_peak and increase > self._peak_bytes

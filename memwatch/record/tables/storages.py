@@ -239,6 +239,10 @@ class Storages:
         account = self.ledger.account(device)
         return account.live_bytes + account.entry_gone_bytes
 
+    def entry_gone_bytes(self, device: int) -> int:
+        """Return the bytes of a device's storages from before the block that have died since."""
+        return self.ledger.account(device).entry_gone_bytes
+
     @property
     def entry_count(self) -> int:
         """Storages with a smaller number existed at the beginning of the block."""
