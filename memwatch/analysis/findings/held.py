@@ -38,7 +38,8 @@ def find_drag(moment: Moment) -> list[Candidate]:
 
     Memory that a later pass of a loop needs is not drag. Memory that an earlier pass made, and each pass makes anew,
     belongs to the rule `iteration`, or to no rule: the pass that replaces it has just read it. A `del` cannot be
-    inside a statement. Another thread, or compiled code, that runs afterwards may use the memory.
+    inside a statement, such as the call of a model with an input. Another thread, or compiled code, that runs
+    afterwards may use the memory.
     """
     loops, op, facts = moment.evidence.loops, moment.op, moment.facts
     held = (
@@ -48,9 +49,17 @@ def find_drag(moment: Moment) -> list[Candidate]:
         and not unrecorded_code_ran_while_idle(facts, allocation)
         and not loops.is_needed_in_another_pass(allocation, op)
         and not loops.is_last_used_in_same_statement(allocation, op)
+        and not _is_in_running_statement(moment, allocation, variables[0])
         and not (loops.is_made_anew(allocation, op) and loops.is_of_earlier_pass(allocation, op))
     )
     return [_freed_at_once(each, facts) for each in by_holder(FindingKind.DRAG, held, facts.allocations)]
+
+
+def _is_in_running_statement(moment: Moment, allocation: int, holder: Holder) -> bool:
+    """Return True if a call's own variable holds it, and the statement of this call that used it last still runs."""
+    if len(holder.edges) != 1 or not holder.kind.row.is_of_call:
+        return False
+    return moment.evidence.loops.is_last_used_in_running_statement(allocation, moment.op, holder.edges[0])
 
 
 def _freed_at_once(candidate: Candidate, facts: Facts) -> Candidate:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.holders.running import defined_name
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.facts.places import Call
     from memwatch.capture.columns import IntArray
+    from memwatch.kinds.edges import Edge
 
 _MOST_COMPARED: Final = 8  # allocations, and ops, that are compared, the latest first; a guess
 _FEWEST_REPEATS: Final = 2
@@ -150,6 +152,32 @@ class Loops:
         if self._frames[int(self._stacks[last])] != self._frames[int(self._stacks[op])]:
             return False
         line, lines_of_stack = self._lines_around(int(self._stacks[op]))[-1]
+        return bool((lines_of_stack[self._stacks[last : op + 1]] == line).all())
+
+    def is_last_used_in_running_statement(self, allocation: int, op: int, variable: Edge) -> bool:
+        """Return True if the statement of a variable's call that used an allocation last still runs while `op` does.
+
+        The statement may call a model or a function, whose own lines change meanwhile.
+
+        Args:
+            allocation: the allocation.
+            op: the op.
+            variable: the variable of a call that holds the allocation.
+        """
+        last, owner = int(self._facts.use_bounds.last_op[allocation]), variable.owner
+        if owner is None or not NONE < last < op or NONE in (self._stacks[last], self._stacks[op]):
+            return False
+        if self._facts.op_phase(last) in IN_BACKWARD:  # as in `is_last_used_in_same_statement`
+            return False
+        name = (owner.inner or owner).name
+        depths = [
+            depth
+            for depth, call in enumerate(self._frames[int(self._stacks[last])])
+            if call.file == owner.file and defined_name(call.function) == name
+        ]
+        if len(depths) != 1:  # of a recursive function, any of the calls may have the variable
+            return False
+        line, lines_of_stack = self._lines_around(int(self._stacks[last]))[depths[0]]
         return bool((lines_of_stack[self._stacks[last : op + 1]] == line).all())
 
     def _jumps_back(self, made: int, first: int, last: int) -> bool:
