@@ -389,7 +389,11 @@ class Examination:
                 self.data.setdefault("small", []).append(leak_data(leak))
             elif made_by_machinery(leak):
                 self.data.setdefault("machinery", []).append(leak_data(leak))
-            elif growth is None and (kept_by_cache(leak) or _line_search().is_first_growth(leak)):
+            elif (
+                growth is None
+                and leak.known is None
+                and (kept_by_cache(leak) or _line_search().is_first_growth(leak))
+            ):
                 owner = None if leak.cut is None else leak.cut.owner
                 entries = None if owner is None else owner.count
                 kept = {**leak_data(leak), "entries": entries, "process": os.getpid()}
