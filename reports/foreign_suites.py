@@ -2,9 +2,9 @@
 
 Installs the libraries into a folder with pip, runs some test files of each plainly and checked, and prints a table, and
 the causes that the plugin tells. With `--findings`, the checked run has `--memwatch-findings=all` in place of
-`--memwatch-leaks=all`, and counts findings of 1 KiB or more.
+`--memwatch-leaks=all`, and counts findings of `--least-bytes` or more, by default of 1 KiB.
 
-Run: python reports/foreign_suites.py [--findings] [FOLDER] [LIBRARY...]
+Run: python reports/foreign_suites.py [--findings [--least-bytes BYTES]] [FOLDER] [LIBRARY...]
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from memwatch.sizes import format_bytes
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -123,7 +125,7 @@ SUITES = (
     ),
 )
 LEAST_BYTES = 1 << 10
-"""The least size of the findings that count here: few tensors of these suites have the default size of the gate."""
+"""The default of `--least-bytes`: few tensors of these suites have the default size of the gate."""
 DEFAULT_BYTES = 1 << 20
 """The default of `--memwatch-findings-min-bytes`."""
 TITLE = "# Suites of other libraries under `--memwatch-leaks=all`"
@@ -134,7 +136,7 @@ HEAD = (
 
 FINDINGS_TITLE = "# Suites of other libraries under `--memwatch-findings=all`"
 FINDINGS_HEAD = (
-    "| suite | passed plainly | failed plainly | new failures | accused, 1 MiB | accused, 1 KiB | causes "
+    "| suite | passed plainly | failed plainly | new failures | accused, 1 MiB | accused, {least} | causes "
     "| of these stale | plain, CPU s | checked, CPU s | ratio |"
 )
 
@@ -293,10 +295,13 @@ def main() -> None:
     """Print the table, and the causes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--findings", action="store_true")
+    parser.add_argument("--least-bytes", type=int, default=LEAST_BYTES)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("library", nargs="*")
     arguments = parser.parse_args()
-    title, head = (FINDINGS_TITLE, FINDINGS_HEAD) if arguments.findings else (TITLE, HEAD)
+    title, head = TITLE, HEAD
+    if arguments.findings:
+        title, head = FINDINGS_TITLE, FINDINGS_HEAD.format(least=format_bytes(arguments.least_bytes))
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         print(f"{title}\n\n{head}\n| --- |" + " --- |" * 10)
@@ -308,7 +313,7 @@ def main() -> None:
             plain = run(suite, root, folder, "--no-memwatch")
             if arguments.findings:
                 results = Path(temporary) / f"{suite.library}.json"
-                least = f"--memwatch-findings-min-bytes={LEAST_BYTES}"
+                least = f"--memwatch-findings-min-bytes={arguments.least_bytes}"
                 checked = run(
                     suite, root, folder, "--memwatch-findings=all", least, f"--memwatch-json={results}"
                 )
