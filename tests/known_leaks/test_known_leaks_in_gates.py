@@ -32,9 +32,12 @@ MARKED, EVERY = "marked", "all"
 
 One run of a test does not show that memory grows. So with the option, the program runs in several tests.
 """
-LIKE_REFILLED = ("loaders",)
-"""After one run, one slot for the newest loader is the shortest path to its memory. The next run fills this slot again,
-so memwatch lists it as kept. Only several runs of one test show that the list beside it grows."""
+LIKE_CACHES = ("loaders", "transformers")
+"""The programs whose leak one run cannot show.
+
+Of the loaders, one slot has the newest, is the shortest path to its memory, and is filled again by the next run: memwatch
+lists it as kept. The `lru_cache` of transformers has a limit, so memwatch takes it for a cache.
+"""
 _TESTS = 5
 
 
@@ -87,7 +90,7 @@ def tests_of(pytester, monkeypatch):
     ("name", "gate"),
     [
         *((name, MARKED) for name in PROGRAMS),
-        *((name, EVERY) for name in PROGRAMS if name not in LIKE_REFILLED),
+        *((name, EVERY) for name in PROGRAMS if name not in LIKE_CACHES),
     ],
 )
 def test_a_gate_names_a_known_leak_and_passes_the_program_with_the_remedy(name, gate, tests_of):
