@@ -35,7 +35,7 @@ One run of a test does not show that memory grows. So with the option, the progr
 LIKE_CACHES = ("loaders", "transformers")
 """The programs whose leak one run cannot show.
 
-Of the loaders, one slot has the newest, is the shortest path to its memory, and is filled again by the next run: memwatch
+Of the loaders, one slot has the newest and is the shortest path to it. The next run fills it again, so memwatch
 lists it as kept. The `lru_cache` of transformers has a limit, so memwatch takes it for a cache.
 """
 _TESTS = 5

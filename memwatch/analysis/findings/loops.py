@@ -167,7 +167,8 @@ class Loops:
         last, owner = int(self._facts.use_bounds.last_op[allocation]), variable.owner
         if owner is None or not NONE < last < op or NONE in (self._stacks[last], self._stacks[op]):
             return False
-        if self._facts.op_phase(last) in IN_BACKWARD:  # as in `is_last_used_in_same_statement`
+        # a statement that ends with a backward can be split before it
+        if any(self._facts.op_phase(each) in IN_BACKWARD for each in (last, op)):
             return False
         name = (owner.inner or owner).name
         depths = [
