@@ -178,6 +178,10 @@ class Loops:
         ]
         if len(depths) != 1:  # of a recursive function, any of the calls may have the variable
             return False
+        inside = [self._frames[int(self._stacks[each])][depths[0] + 1 :][:1] for each in (last, op)]
+        # an argument of the statement that is computed first, as in `f(x.exp(), y)`, can be computed before it
+        if not all(inside) or len({(call.file, call.function) for (call,) in inside}) != 1:
+            return False
         line, lines_of_stack = self._lines_around(int(self._stacks[last]))[depths[0]]
         return bool((lines_of_stack[self._stacks[last : op + 1]] == line).all())
 
