@@ -1,11 +1,13 @@
 """References in C outside autograd that gc never shows: numpy arrays, torch futures, and shared memory.
 
 numpy does not take part in garbage collection. ``tensor.numpy()`` refers to the tensor, and an array of objects
-refers to each of them, but gc shows neither. It does not track the tuples and dictionaries around arrays either.
+refers to each of them, but gc shows neither reference. If a tuple or dictionary holds only arrays, numbers and texts,
+gc does not list it either.
 
-Another object may use and keep the memory of a storage: a DLPack capsule, or a storage made from one or from a buffer.
-The reference lies in C++, inside a deleter, where nothing can be read. But both use the same addresses, and a storage
-that borrows its memory cannot be resized.
+Another object may use the memory of a storage and keep it alive: a DLPack capsule, or a second storage that was made
+from a capsule or a buffer. C++ holds that reference in a deleter, which memwatch cannot read. memwatch compares
+addresses instead: both objects use the same addresses. It compares only capsules and storages that cannot be resized,
+because a storage that borrows its memory cannot.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LEAVES: Final = [id(cls) for cls in (int, str, float, bytes, bool, complex, type(None), type, CodeType)]
-"""The ids of the classes of objects that gc does not list and that lead nowhere."""
+"""The ids of classes. If gc does not list an object of one of these classes, the object refers to no tensor."""
 _CHUNK: Final = 10_000  # objects whose references are listed at a time; a guess
 
 
@@ -53,7 +55,10 @@ def keeps_in_c(cls: type) -> bool:
 
 
 def c_held_edges(obj: Any) -> list[NativeEdge]:
-    """List the objects in a numpy array, a finished torch future or a scripted module; no code of a subclass runs."""
+    """List the references of a numpy array, a finished torch future or a scripted module.
+
+    No code of a subclass runs.
+    """
     if is_a(obj, Future):
         return _result(obj)
     if is_a(obj, ScriptModule):
@@ -72,12 +77,17 @@ def _result(future: Any) -> list[NativeEdge]:
     try:
         done = Future.done(future)
         return [NativeEdge(EdgeKind.FUTURE_RESULT, Future.value(future), hidden=False)] if done else []
-    except Exception:  # the error that the future was given, which a signal handler may have raised long ago
+    except Exception:
+        # The operation failed, and the future raises its error again. `pass_on` is not called: if a signal handler
+        # raised that error, it did so earlier and not now.
         return []
 
 
 def results_of(future: Any) -> list[Any]:
-    """Return the result of a torch future, or the items of a list, which a collective's makes anew at each call."""
+    """Return the result of a torch future. If it is a list or tuple, return its items.
+
+    The future of a collective makes a new list at each call, so the list itself is not an object of the program.
+    """
     results: list[Any] = []
     for edge in _result(future):
         made: Any = edge.target
@@ -96,10 +106,11 @@ def _scripted(module: Any) -> list[NativeEdge]:
 
 
 class Unlisted:
-    """The references of listed objects to objects that gc does not list, and which of those may lead to a tensor.
+    """The references from objects that gc lists to objects that it does not list.
 
     Attributes:
-        leading: arrays, capsules, and tuples and dictionaries that gc does not track, by `id`.
+        leading: the targets that may lead to a tensor, by `id`: arrays, capsules, and tuples and dictionaries that gc
+            does not track.
     """
 
     def __init__(self) -> None:
@@ -110,12 +121,12 @@ class Unlisted:
         self._ids: list[NDArray[np.int64]] = []
 
     def note(self, objects: Sequence[object], ids: NDArray[np.int64], owners: NDArray[np.int64]) -> None:
-        """Note references.
+        """Add some references.
 
         Args:
             objects: the targets.
-            ids: the ids of the targets.
-            owners: the position of the owner of each.
+            ids: the id of each target.
+            owners: the position of the owner of each target.
         """
         classes = ids_of(tuple(map(type, objects)))
         leads = ~_is_one_of(classes, _LEAVES)
@@ -131,7 +142,7 @@ class Unlisted:
 
 
 def _is_one_of(ids: NDArray[np.int64], few: Sequence[int]) -> NDArray[np.bool_]:
-    """Return the same as `np.isin`, whose preparation takes as long as a comparison with some thousand ids."""
+    """Return the same as `np.isin`. It is faster for a few ids, because `np.isin` first prepares its arrays."""
     found = np.zeros(len(ids), dtype=bool)
     for each in few:
         found |= ids == each
@@ -148,11 +159,11 @@ def untracked(
     """Find the arrays, capsules, and untracked tuples and dictionaries to which listed objects refer.
 
     Args:
-        *listed: where to search.
-        are_listed: returns for objects, by ``id``, whether they are listed already.
+        *listed: lists of objects whose references are followed.
+        are_listed: takes ids of objects. Returns for each id whether that object is listed already.
 
     Returns:
-        Objects that gc does not list.
+        The objects found. Objects that only these refer to are among them.
     """
     classes = _untracked_kinds()  # keeps the classes alive as long as their ids are in use
     kinds = set(map(id, classes))
@@ -181,12 +192,14 @@ def _parts(listed: Sequence[object]) -> Iterator[Sequence[object]]:
 def shared_memory_edges(
     storages: Iterable[torch.UntypedStorage], tensors: Iterable[torch.Tensor], capsules: Iterable[object]
 ) -> Iterator[tuple[object, NativeEdge]]:
-    """Yield which other objects keep the memory of some storages, and the reference.
+    """Yield each object that keeps the memory of one of some storages alive, with its reference to that storage.
+
+    The object is a DLPack capsule, or another storage that uses the same addresses.
 
     Args:
-        storages: the storages to find.
-        tensors: all that are known, each over its own storage.
-        capsules: capsules of any kind.
+        storages: the storages whose owners are wanted.
+        tensors: all known tensors. Their storages are the other storages.
+        capsules: the capsules, DLPack's and others.
     """
     with quiet():
         shown = [(storage, tensor) for tensor in tensors if (storage := _storage_of(tensor)) is not None]
@@ -211,7 +224,7 @@ def borrowed_memories(
 
     Args:
         storages: the storages to test.
-        tensors: returns all tensors; it is called only if a storage borrows its memory.
+        tensors: returns all tensors. It is called only if one of the storages cannot be resized.
     """
     borrowing = {id(each) for each in storages if not torch.UntypedStorage.resizable(each)}
     if not borrowing:
@@ -230,7 +243,8 @@ def borrowed_memories(
         shown.clear()
     found = set()
     device_before, farthest = "", 0
-    # They come in the order in which they begin. So the earlier one that reaches farthest may contain this one.
+    # The memories are in the order of their first addresses. So if an earlier memory contains this one, the farthest
+    # end among the earlier memories shows it. A borrowed memory comes after an equal memory that is not borrowed.
     for device, _, end, key in sorted(memories, key=lambda each: (*each[:3], each[3] in borrowing)):
         if device != device_before:
             device_before, farthest = device, 0
@@ -241,7 +255,7 @@ def borrowed_memories(
 
 
 def memory_of(tensor: torch.Tensor) -> range:
-    """Return the addresses of the bytes of a tensor's storage; empty where it shows none."""
+    """Return the addresses of the bytes of a tensor's storage. The range is empty if the storage has no memory."""
     with quiet():
         storage = _storage_of(tensor)
         begin = None if storage is None else _begin_of(tensor)
@@ -256,9 +270,10 @@ _META: Final = "meta"  # the device of tensors without memory
 
 
 def _begin_without_tensor(storage: torch.UntypedStorage) -> int:
-    """Return the address of a storage of which no tensor is known; 0 if it has none.
+    """Return the address of a storage whose tensors are unknown; 0 if it has no memory.
 
-    torch warns about the address of a fake tensor's storage, and raises an error for that of a wrapper subclass.
+    torch would print a warning if the address of a fake tensor's storage was read, so the device is tested first. For
+    the storage of a wrapper subclass, torch raises an error.
     """
     if device_of(storage).type == _META:
         return 0
@@ -270,7 +285,10 @@ def _begin_without_tensor(storage: torch.UntypedStorage) -> int:
 
 
 def _begin_of(tensor: torch.Tensor) -> int | None:
-    """Return the address of a tensor's storage; asking the storage would copy a lazy clone."""
+    """Return the address of a tensor's storage, if it has memory.
+
+    The address is read from the tensor: `data_ptr()` of the storage would copy the data of a lazy clone.
+    """
     if answers_by_code(type(tensor)):
         return None
     try:

@@ -1,8 +1,11 @@
-"""Paths that searches found, to follow again: from a variable of a call along attributes, keys and positions.
+"""Follow the paths that earlier searches found, without a new search.
 
-A tensor that a program replaces in each pass, such as a cache, is a new tensor in a known place. To read that place
-takes a thousandth of a search. The result counts as seen now, because every reference of the path is read anew. No
-object is kept.
+A path, here called a way, starts at a variable of a running call. Each step is an attribute, a key or a position.
+
+A program may replace a tensor in each iteration, for example the tensor in a cache. The new tensor lies in the same
+place as the old one. To read that place takes a thousandth of the time of a search. Every reference of the way is read
+again, so the result is as current as the result of a search. The ways contain names and positions but no objects of the
+program.
 """
 
 from __future__ import annotations
@@ -31,27 +34,34 @@ _MAX_ITEMS: Final = 128
 """Items of a list or dictionary that are read. A guess: a cache has one for each layer."""
 _PLAIN_KEYS: Final = class_ids(str, int)
 _ATTRIBUTE, _KEY, _PLACE, _EACH = range(4)
+"""The kinds of steps: to an attribute, a value of a dictionary, an item of a list, or all items."""
 _Step = tuple[int, Any]
+"""The kind of a step, and the name, key or position; None for all items."""
 _Steps = tuple[_Step, ...]
 _Start = tuple[Any, ...]
+"""The key of a running call, from `_start_of`. It begins with the function and the file."""
 
 
 class KnownWays:
     """The ways to tensors that searches found.
 
-    A way through an item of a list also goes through the other items of the same class.
+    A way through an item of a list also goes through the other items that have the class of the first item.
     """
 
     def __init__(self) -> None:
+        # by call and variable: the steps after the variable, with the references that reports name
         self._edges: dict[_Start | None, dict[str, dict[_Steps, tuple[Edge, ...]]]] = {}
         self._names: dict[tuple[str, str], set[str]] = {}
         self._count = 0
 
     def learn(self, chain: Chain) -> None:
-        """Remember the path along a chain of objects from a running call, if names or positions can repeat it.
+        """Remember the way along a chain of objects.
+
+        The chain must start at a running call, and each reference must have a name, key or position. Other chains are
+        ignored.
 
         Args:
-            chain: a root and then objects; each refers to the next.
+            chain: a root, then objects. Each object refers to the next one.
         """
         start = _start_of(chain[0])
         if start is None or self._count >= _MAX_WAYS:
@@ -64,6 +74,7 @@ class KnownWays:
         if rest not in ways:
             edges = name_chain(chain)[1:]
             ways[rest] = edges
+            # if each step has one reference, `_with_positions` can change the position in it
             if len(edges) == len(rest):
                 del ways[rest]
                 ways.setdefault(tuple(map(_of_each, rest, edges)), edges)
@@ -71,17 +82,18 @@ class KnownWays:
             self._count += 1
 
     def names_in(self, file: str, function: str) -> Collection[str]:
-        """Return the variables at the starts of the ways that begin in calls of a function."""
+        """Return the variables of a function at which ways start."""
         return self._names.get((file, function), ())
 
     def tensors(
         self, root: Root, met: set[tuple[int, _Steps]] | None = None
     ) -> Iterator[tuple[Any, tuple[Edge, ...]]]:
-        """Follow the ways from a running call, and yield each tensor at an end with the references to it.
+        """Follow the ways from a running call. Yield the tensor at each end, with the references that lead to it.
 
         Args:
             root: the call.
-            met: the `id` of each object on the ways so far, with the rest of the way. It is not followed again.
+            met: pairs of the `id` of an object and the steps that follow it. A pair in this set is not followed again.
+                This method adds the pairs that it meets.
         """
         ways = self._edges.get(_start_of(root)) if self._edges else None
         if not ways:
@@ -94,14 +106,19 @@ class KnownWays:
 
 
 def _of_each(step: _Step, edge: Edge) -> _Step:
-    """Return a step that goes to every item in place of a step to one item."""
+    """Return a step to all items if `step` leads to an item of a list or to a number as key. Else return `step`."""
     how, key = step
     is_item = (how == _PLACE and edge.kind is EdgeKind.ITEM) or (how == _KEY and type(key) is int)
     return (_EACH, None) if is_item else step
 
 
 def _with_positions(edges: tuple[Edge, ...], positions: tuple[tuple[int, int], ...]) -> tuple[Edge, ...]:
-    """Return the references of a way, with other items of the lists and dictionaries on it."""
+    """Return the references of a way with other positions and keys.
+
+    Args:
+        edges: the references.
+        positions: pairs: the index of a reference in `edges`, and the position or key of the item that was followed.
+    """
     found = list(edges)
     for place, key in positions:
         is_item = found[place].kind is EdgeKind.ITEM
@@ -118,7 +135,15 @@ def _ends(
     met: set[tuple[int, _Steps]],
     place: int = 0,
 ) -> Iterator[tuple[Any, tuple[tuple[int, int], ...]]]:
-    """Yield the tensors at the ends of a way, each with the keys of the items that it goes through."""
+    """Yield the tensors at the ends of a way. Each comes with the items that were chosen where the way has `_EACH`.
+
+    Args:
+        value: the object to start from.
+        rest: the steps that are left.
+        positions: the items chosen so far, as `_with_positions` takes them.
+        met: as in `KnownWays.tensors`.
+        place: number of steps taken so far.
+    """
     if (id(value), rest) in met:
         return
     met.add((id(value), rest))
@@ -149,7 +174,7 @@ def _items_of(value: Any) -> list[tuple[int, Any]]:
 
 
 def _start_of(root: Root) -> _Start | None:
-    """Return a key of a call, or of the namespace of a running file; None for other roots."""
+    """Return a key for a root that is a running call or the namespace of a running file; None for other roots."""
     owner = root.entries[0].owner if root.entries else None
     if owner is None or root.kind not in (RootKind.FRAME, RootKind.NAMESPACE):
         return None
@@ -158,7 +183,10 @@ def _start_of(root: Root) -> _Start | None:
 
 
 def _steps_along(chain: Chain) -> tuple[_Step, ...]:
-    """Return the steps from the variables of a root to the end of a chain, or an empty tuple if one has no name."""
+    """Return the steps from a variable of the root to the end of a chain.
+
+    Return an empty tuple if a reference has no name, key or position.
+    """
     name = next((held.name for held in chain[0].entries if held.value is chain[1]), None)
     steps: list[_Step] = [(_KEY, name)]
     at = 1
@@ -173,7 +201,11 @@ def _steps_along(chain: Chain) -> tuple[_Step, ...]:
 
 
 def _step(chain: Chain, at: int) -> tuple[_Step, int] | None:
-    """Return the step from an object of a chain, and the number of references it covers; None if nothing names it."""
+    """Return the step from an object of a chain, and how many references of the chain it covers.
+
+    An attribute covers two: from the instance to its dictionary, and from the dictionary to the value. Return None if
+    the reference lacks a name, key or position.
+    """
     parent, child = chain[at], chain[at + 1]
     if child is instance_dict(parent):
         return _keyed(_ATTRIBUTE, child, chain[at + 2], 2) if at + 2 < len(chain) else None
@@ -190,7 +222,7 @@ def _keyed(how: int, table: Any, value: Any, covered: int) -> tuple[_Step, int] 
 
 
 def _after(value: Any, how: int, key: Any) -> Any:
-    """Go one step; return None where it leads nowhere now."""
+    """Return the object after one step from `value`. Return None if the attribute, key or position is gone."""
     if how == _ATTRIBUTE:
         return _looked_up(instance_dict(value) or {}, key)
     if how == _KEY:
@@ -200,8 +232,9 @@ def _after(value: Any, how: int, key: Any) -> Any:
 
 
 def _looked_up(table: Any, key: Any) -> Any:
-    """Return the value of a key. Return None if the key is missing, or if any key is not a plain text or number.
+    """Return the value of a key; None if the key is missing.
 
-    A lookup calls `__eq__` of a key with an equal hash, which may be the program's code.
+    Return None also if the dictionary has a key of another class than `str` and `int`. A lookup may call `__eq__` of
+    such a key, which may be the program's code.
     """
     return dict.get(table, key) if _PLAIN_KEYS.issuperset(map(id, map(type, dict.keys(table)))) else None
