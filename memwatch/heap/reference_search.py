@@ -1,7 +1,10 @@
-"""The bounded searches: along references from roots to tensors, and along autograd graphs from a tensor to its nodes.
+"""Two searches with a limit: from roots along references to tensors, and from a tensor along autograd's graph.
 
-They run inside the user's program, so they visit a limited number of objects. They examine each type and each object
-once. The snapshot (`heap.snapshot`) is the other strategy: it sees the whole process, and takes tenths of a second.
+They run inside the user's program, so they visit a limited number of objects. They examine each class once and each
+object once. The alternative is the snapshot (`heap.snapshot`). It contains the whole process, and takes tenths of a
+second.
+
+A step is the function that yields the objects to which an object refers. A class without a step ends the search.
 """
 
 from __future__ import annotations
@@ -62,13 +65,16 @@ _MAX_AT_ONCE: Final = 4096
 """Objects that such a group of items may hold, or else the group is kept. Measured: 64 modules hold some 2,000."""
 _PASSED_ON: Final = class_ids(list, tuple, dict, set)
 _Step = Callable[[Any], Iterator["Chain"]]
-"""Yields the objects that an object refers to. In place of a step, None ends the search."""
+"""Takes an object. Yields links: tuples that end in an object that it refers to."""
 
 
 class KnownClasses:
-    """The way searches go on from objects, by class. Each class is examined once.
+    """The step of each class that searches met.
 
-    Classes are held weakly and compared by `id`, so no code of their metaclass runs.
+    A near search does not enter most objects of installed packages. It enters an object if a deep search found a path
+    through its class; `enter` and `enter_owners` add these classes.
+
+    The classes are held weakly and compared by `id`, so no code of their metaclass runs.
     """
 
     def __init__(self) -> None:
@@ -76,19 +82,23 @@ class KnownClasses:
         self._entered: set[int] = set()
 
     def steps(self, *, deep: bool) -> dict[int, _Step | None]:
-        """Return the steps of the classes that are alive, by `id`, as a dictionary of the caller's own."""
+        """Return the step of each class that is alive, by `id`, in a new dictionary."""
         return {key: step for key, (cls, step) in self._known[deep].items() if cls() is not None}
 
     def enter(self, chain: Chain) -> None:
-        """Let near searches enter the classes of packages on a path to a tensor that is worth a holder."""
+        """Let near searches enter objects of the packages' classes on this path.
+
+        Args:
+            chain: a path to a tensor whose holder was recorded.
+        """
         for cls in map(type, chain[1:-1]):
             self._enter(cls)
 
     def enter_owners(self, values: Iterable[Any]) -> None:
-        """Let near searches enter some objects of packages too, if they hold objects that `enter` allowed.
+        """Let near searches enter variables of packages' classes that hold an object of a class that they may enter.
 
-        A deep search finds each object once, from the nearest call. Other calls may have its owner: a cache has layers,
-        and a method of a layer may run.
+        A deep search visits each object once, from the nearest call. A variable of another call may be its owner. For
+        example, the search reached the layer of a cache in a method of the layer, and the caller has the cache.
 
         Args:
             values: the variables of the running calls.
@@ -110,7 +120,7 @@ class KnownClasses:
             self._entered.add(id(cls))
 
     def step_of(self, cls: type, *, deep: bool) -> _Step | None:
-        """Return the step of a class, and know it from now on."""
+        """Find and remember the step of a class."""
         step = step_of(cls, deep=deep)
         self._known[deep][id(cls)] = weakref.ref(cls), step
         return step
@@ -128,14 +138,18 @@ class ReferenceSearch:
     """One search from many roots. It examines each object once, except containers that a root holds directly.
 
     Args:
-        seen: `id` of objects to skip; the search adds the objects that it met.
+        seen: `id` of the objects to skip. The search adds the objects that it visits.
         deep: whether to go from a module into its submodules, and into objects of installed packages.
-        barren: `id` of functions and classes of modules that led earlier searches to no tensor; a deep search
-            examines them again.
+        barren: `id` of functions and classes in the namespaces of modules. Earlier searches followed them and found no
+            tensor. The search adds to them. A near search skips them, and a deep search examines them again.
         known_classes: the classes that earlier searches met, if any.
-        wanted: takes some references to tensors and returns the ones to follow. A list may have thousands, and to
-            follow each takes ten times as long. It also gets the path to their owner. The path is empty if the search
-            only needs to know whether any reference is wanted.
+        wanted: takes the references from one long container to tensors. Returns the references to follow. It also takes
+            the path to the container. The path is empty if the search only needs to know whether any reference is
+            wanted. To follow each reference takes ten times as long.
+
+    Attributes:
+        cut_count: number of calls of `tensors` that visited fewer objects than the roots reach.
+        capsules: the paths to the C capsules that were met. A DLPack capsule owns the memory of a tensor.
     """
 
     def __init__(
@@ -144,24 +158,22 @@ class ReferenceSearch:
     ) -> None:  # fmt: skip
         self._seen = seen
         self._wanted = wanted
-        self._passed_in: set[int] = set()
+        self._passed_in: set[int] = set()  # values of roots with tensors that `wanted` got
         self._is_cut = False
         self._deep = deep
         self._known_classes = KnownClasses() if known_classes is None else known_classes
         self._barren = barren
         self.cut_count = 0
-        """Number of roots that reach more objects than the search visited."""
         self.capsules: list[Chain] = []
-        """The ways to the capsules of C that were met: one of DLPack owns memory of a tensor."""
         self._steps = self._known_classes.steps(deep=deep)
-        self._later: deque[Chain] = deque()
-        self._by_exception: dict[int, list[Chain]] = {}
-        self._rest: deque[Chain] = deque()
+        self._later: deque[Chain] = deque()  # items of long containers
+        self._by_exception: dict[int, list[Chain]] = {}  # by the exception's id: the tensors that it holds
+        self._rest: deque[Chain] = deque()  # where deep searches stopped at their limit
 
     def tensors(self, *roots: Root) -> Iterator[Chain]:
-        """Yield a chain from some roots to each tensor that they reach, nearest first.
+        """Yield a chain from a root to each tensor that the roots reach, short chains first.
 
-        A tensor may be found from several roots: each of them holds it. Each object is searched once, on its shortest
+        A tensor is yielded once for each object that refers to it. All other objects are visited once, on the shortest
         path from a root.
         """
         found: set[int] = set()
@@ -201,11 +213,15 @@ class ReferenceSearch:
         self._end(roots, waiting, found)
 
     def _barren_of(self, root: Root) -> Collection[int]:
-        """Return the `id` of the functions and classes of a module that led an earlier search to no tensor."""
+        """Return the `id` of the functions and classes that a search from this root skips."""
         return self._barren if root.kind is RootKind.NAMESPACE and not self._deep else ()
 
     def _end(self, roots: Iterable[Root], waiting: deque[Chain], found: set[int]) -> None:
-        """Note the unsearched rest of some roots, or the definitions of modules that reach no tensor."""
+        """Finish a search of some roots.
+
+        If it stopped at its limit, count that; a deep search also keeps the chains that are left, for `rest`. Otherwise
+        remember the functions and classes of modules that led to no tensor.
+        """
         if waiting or self._later or self._is_cut:
             self.cut_count += 1
             if self._deep:
@@ -221,7 +237,7 @@ class ReferenceSearch:
         )
 
     def rest(self) -> Iterator[Chain]:
-        """Go on, within a limit of its own, where a deep search of all roots was cut."""
+        """Continue the deep searches that stopped at their limit. This method has a limit of its own."""
         for _ in range(_MAX_REST):
             if not self._rest:
                 return
@@ -233,17 +249,20 @@ class ReferenceSearch:
                 self._go_on(chain, step, self._rest)
 
     def _found_before(self, chain: Chain) -> Iterator[Chain]:
-        """Yield the tensors that an exception held from another root: every variable must drop the exception."""
+        """Yield the tensors of an exception again if a variable of another root led to it.
+
+        All variables of the exception are reported, because the program must delete each of them to free the tensors.
+        """
         for known in self._by_exception.setdefault(id(chain[-1]), []):
             yield chain[0], *known[1:]
 
     def _go_on(self, chain: Chain, step: Callable[[Any], Iterator[Chain]], waiting: deque[Chain]) -> None:
-        """Queue the objects that the last object of a chain refers to, unless that was done before."""
+        """Add the objects that the last object of a chain refers to to the waiting chains, unless it was visited."""
         value = chain[-1]
         if id(value) in self._seen:
             passed_on = id(type(value)) in _PASSED_ON or step is exception_step
             if len(chain) > _DIRECT or not passed_on:
-                return  # a container passed on as an argument is held by both calls
+                return  # else a root holds a container, such as an argument that two calls have: search it again
         self._seen.add(id(value))
         if step is capsule_step:
             self.capsules.append(chain)
@@ -256,7 +275,7 @@ class ReferenceSearch:
             if len(found) > _WIDE_ITEMS:
                 waiting = self._later
                 if not self._deep and len(found) > _MAX_OBJECTS:
-                    self._is_cut = True  # it has one root, and ignores the rest
+                    self._is_cut = True  # the one root of a near search has used up its limit
                     del found[_MAX_OBJECTS:]
                 found = self._without_idle(chain, found)
             waiting.extend((*chain, *link) for link in found)
@@ -264,8 +283,8 @@ class ReferenceSearch:
     def _without_idle(self, chain: Chain, links: list[Chain]) -> list[Chain]:
         """Return the references of a long container that may lead to a wanted tensor.
 
-        A program may keep tens of thousands of objects that lead to no tensor. To examine each by itself takes 20 to
-        60 calls. Here one call asks gc for the references of many of them together.
+        A program may keep tens of thousands of objects that lead to no tensor. To examine a single object takes 20 to
+        60 function calls. Here one call to gc returns the references of a whole group of objects.
         """
         kept: list[Chain] = []
         for start in range(0, len(links), _AT_ONCE):
@@ -275,7 +294,7 @@ class ReferenceSearch:
         return kept
 
     def _may_lead_on(self, objects: list[Any], chain: Chain) -> bool:
-        """Return whether a search from some objects may find a wanted tensor, or an object that is hidden from gc.
+        """Return True if a search from some objects may find a wanted tensor, or a reference that gc does not show.
 
         Args:
             objects: items of the container at the end of the chain.
@@ -292,7 +311,7 @@ class ReferenceSearch:
                     return True
                 try:
                     held = held_by_modules(objects)
-                except RuntimeError as error:  # another thread gives one an attribute, just now
+                except RuntimeError as error:  # another thread is adding an attribute to one of the modules
                     pass_on(error)
                     return True
             else:
@@ -314,7 +333,7 @@ class ReferenceSearch:
                 for key, each in zip(keys, held, strict=True)
                 if key in open_ and (key not in OFTEN_EMPTY or each)
             ]
-            known = met | classes  # an object refers to its class
+            known = met | classes  # gc shows the class of each object too
             objects = [
                 each
                 for key, each in zip(map(id, inner), inner, strict=True)
@@ -329,22 +348,22 @@ class ReferenceSearch:
         return {key: self._step(each) for key, each in dict(zip(keys, objects, strict=True)).items()}
 
     def _apart(self, links: list[Chain]) -> tuple[list[Chain], list[Chain]]:
-        """Separate the references to objects that the search enters from those to tensors."""
+        """Return the references to objects that the search enters, and the references to tensors."""
         steps, step_for = self._steps, self._step
         found: list[Chain] = []
         tensors: list[Chain] = []
-        if len(links) > _WIDE_ITEMS:  # mostly of one class, which is examined once
+        if len(links) > _WIDE_ITEMS:  # the items of a long container have few classes
             held = [link[-1] for link in links]
-            hows = set(self._steps_of(list(map(id, map(type, held))), held).values())
-            if hows == {tensor_step}:
+            distinct = set(self._steps_of(list(map(id, map(type, held))), held).values())
+            if distinct == {tensor_step}:
                 return found, links
-            if tensor_step not in hows and None not in hows:
+            if tensor_step not in distinct and None not in distinct:
                 return links, tensors
         for link in links:
             cls = id(type(link[-1]))
-            how = steps[cls] if cls in steps else step_for(link[-1])
-            if how is not None:
-                (tensors if how is tensor_step else found).append(link)
+            step = steps[cls] if cls in steps else step_for(link[-1])
+            if step is not None:
+                (tensors if step is tensor_step else found).append(link)
         return found, tensors
 
     def _step(self, value: Any) -> Callable[[Any], Iterator[Chain]] | None:
@@ -365,12 +384,12 @@ _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
 
 
 class _NodeType(NamedTuple):
-    """How nodes of one class are read.
+    """How to read the nodes of one class.
 
     Attributes:
-        is_python: whether they are contexts of a custom `autograd.Function`.
-        sequence: the method that returns a node's sequence number, if it has one.
-        next_functions: the descriptor of the nodes behind it.
+        is_python: whether its nodes are contexts (`ctx`) of a custom `autograd.Function`.
+        sequence: the method that returns a node's sequence number, if the class has it.
+        next_functions: the descriptor of a node's `next_functions`, if the class has it.
     """
 
     is_python: bool
@@ -379,7 +398,11 @@ class _NodeType(NamedTuple):
 
 
 class GraphWalk:
-    """The walks of one sample; meets every node once for each root, and no more nodes than are affordable."""
+    """The walks along autograd's graph that one sample makes. They visit a node once for each root.
+
+    Args:
+        max_nodes: largest number of nodes that all the walks visit together.
+    """
 
     def __init__(self, max_nodes: int = _MAX_NODES) -> None:
         self._compiled = compiled_walk(max_nodes)
@@ -389,11 +412,14 @@ class GraphWalk:
         self._kept: list[Any] = []  # a node's Python object must live as long as its id is used
 
     def behind(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, list[Chain]]]:
-        """Yield the sequence number of each node behind a tensor, and chains to the tensors on a custom ctx.
+        """Yield the sequence number of each node of a tensor's graph, with the tensors in attributes of its `ctx`.
+
+        Each tensor comes as a chain: the `ctx`, its dictionary, the tensor. Only nodes of a custom `autograd.Function`
+        have a `ctx`.
 
         Args:
-            tensor: where the graph ends.
-            root: number of the root whose variable holds the tensor.
+            tensor: the result whose graph is visited.
+            root: number of the root that leads to the tensor.
         """
         nodes = self._nodes(tensor, root) if self._compiled is None else self._compiled(tensor, root)
         for sequence, ctx in nodes:
@@ -402,7 +428,7 @@ class GraphWalk:
             yield sequence, [(ctx, attributes, value) for value in values if is_tensor(value)]
 
     def _nodes(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, Any]]:
-        """Yield the same as `NodesBehind`; torch keeps the Python objects that this makes of nodes."""
+        """Yield the same as `NodesBehind`. Here torch makes a Python object for each node, and keeps it."""
         waiting = [autograd_state(tensor, with_node=True).grad_fn]
         while waiting and self._left > 0:
             node = waiting.pop()

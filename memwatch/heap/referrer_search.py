@@ -1,9 +1,15 @@
-"""The bounded search against the references. It starts at tensors that no variable reaches, and finds their owners.
+"""A search with a limit from tensors to their referrers. It starts at tensors that no variable of the program reaches.
 
-Some values lie on an evaluation stack, which gc does not show: the iterator of a running `for`, the values of a
-half-made call, the argument tuple of a C call, and a context manager in use. The search finds such a value as a top:
-an object without a referrer. A tensor has no such top if its referrers, or one owner in C++, account for all
-references to it.
+The search goes from each tensor to its referrers, to their referrers and so on. It ends at the top: a module, a class,
+or an object without a referrer that gc shows. Such an object lies on an evaluation stack, whose values gc does not
+show. Examples are:
+
+- the iterator of a running `for`;
+- the arguments of a call whose other arguments are still computed;
+- the argument tuple of a C function that runs;
+- a context manager whose block runs.
+
+A tensor without referrers lies on an evaluation stack too, unless one owner in C++ has all references to it.
 """
 
 from __future__ import annotations
@@ -49,9 +55,9 @@ Path = tuple[Edge, ...]
 
 
 def young_objects() -> list[Any]:
-    """Return the few objects that gc has tracked lately. They nearly always include the holders of a new tensor.
+    """Return the objects of gc's two young generations. They nearly always include the holders of a new tensor.
 
-    The list is empty if they are many, as in a program that collects garbage rarely or by hand.
+    Return an empty list if there are many, as in a program that collects garbage rarely or by hand.
     """
     if gc.get_count()[0] > _MAX_YOUNG:
         return []
@@ -62,35 +68,36 @@ def young_objects() -> list[Any]:
 def suspended_calls() -> list[Any]:
     """Return all generators and coroutines of the process.
 
-    A loop over a generator runs long, so it is not a young object.
+    `young_objects` leaves out a generator that a program loops over for a long time.
     """
     objects = gc.get_objects()
     types = ids_of(map(type, objects))
     found = np.flatnonzero(np.isin(types, _SUSPENDED)).tolist()
     calls = [objects[at] for at in found]
-    objects.clear()  # it holds every container there is, perhaps one of the caller's own
+    objects.clear()  # this list refers to every container, so gc would list it as a referrer
     return calls
 
 
 def living_tensors(
     wanted: dict[int, int], address_of: Callable[[Any], int], objects: list[Any]
 ) -> dict[int, list[Any]]:
-    """Find Python's tensors of each storage wanted, and take all tensors out of the objects.
+    """Return the tensors of each wanted storage, and replace all tensors in `objects` by None.
 
     Args:
         wanted: address of a storage -> its number.
         address_of: returns the address of a tensor's storage.
-        objects: where to look.
+        objects: the objects to search.
 
     Returns:
-        Storage number -> its tensors, as a view and its base; storages that only C++ refers to are missing.
+        Storage number -> its tensors, such as a view and its base. A storage is missing if Python has no tensor of it.
     """
     types = np.fromiter(map(id, map(type, objects)), dtype=np.int64, count=len(objects))
     classes, first = np.unique(types, return_index=True)
     tensor_classes = []
     for cls, at in zip(classes.tolist(), first.tolist(), strict=True):
         if is_a(objects[at], torch.Tensor):
-            tensor_classes.append(cls)  # in a comprehension `objects` would be in a cell that lies in it
+            # not a comprehension: it would need a cell for `objects`, and gc would list the cell as a referrer
+            tensor_classes.append(cls)
     found: dict[int, list[Any]] = {}
     for at in np.flatnonzero(np.isin(types, tensor_classes)).tolist():
         try:
@@ -113,18 +120,25 @@ def referrer_paths(
     tensors: dict[int, list[Any]], variables: set[int], objects: list[Any] | None = None,
     ours: set[int] | None = None,
 ) -> dict[int, Path]:  # fmt: skip
-    """Return the path to each storage from the top object that leads to one of its tensors.
+    """Return the path from a top to one of the tensors of each storage.
+
+    A storage has no path if its search ends at a variable of a running call, because other searches find those.
 
     Args:
-        tensors: storage number -> its tensors; only this dictionary may hold them here.
+        tensors: storage number -> its tensors. Nothing else in memwatch may refer to the tensors.
         variables: `id` of the values of variables of running calls.
-        objects: the objects that may refer to them; by default all.
-        ours: `id` of other objects of memwatch that refer to the program's.
+        objects: the objects that may be referrers; all objects of the process by default.
+        ours: `id` of memwatch's objects that refer to objects of the program.
 
     Returns:
-        Storage number -> path. The path starts with `EVALUATION_STACK`, named by the type of the top, if gc sees no
-        referrer of the top. It starts with `MODULE` if a module refers to the top, and else with an entry of a class.
-        It is `C_CODE` alone if all tensors have a single owner, in C++, such as the base of a view.
+        Storage number -> path. The path depends on the top:
+
+        - a module: it starts with a `MODULE` edge;
+        - a class: it starts with an attribute of the class;
+        - an object without a referrer: it starts with an `EVALUATION_STACK` edge, with the object's type as its name.
+
+        If only C++ refers to each tensor of a storage, and does so once, the path is a single `C_CODE` edge. An
+        example is the base of a view.
     """
     numbers = [number for number in list(tensors)[:_MAX_TENSORS] for _ in tensors[number][:_MAX_VIEWS]]
     level = [tensor for number in dict.fromkeys(numbers) for tensor in tensors[number][:_MAX_VIEWS]]
@@ -147,7 +161,8 @@ def referrer_paths(
         chain = _chain(tensor, above, beside)
         is_in_c = len(chain) == 1 and count <= 0
         in_c[number] &= is_in_c and len(tensors[number]) <= _MAX_VIEWS
-        if is_in_c or id(chain[0]) in variables:  # torch's own calls' variables: the program's were searched
+        # The caller searched the program's variables already, so this is a variable of a call of torch.
+        if is_in_c or id(chain[0]) in variables:
             continue
         path = _path(chain)
         if path is not None:
@@ -166,15 +181,16 @@ def _referrers(
     level: list[Any], known: set[int], ours: set[int], parents: tuple[dict[int, Any], dict[int, Any]],
     objects: list[Any] | None,
 ) -> list[Any]:  # fmt: skip
-    """Return the referrers of the objects of a level, and note for each object who refers to it.
+    """Return the referrers of some objects that were not met before. Record a referrer of each object in `parents`.
 
     Args:
         level: the objects.
-        known: `id` of objects met so far; this call adds to it.
-        ours: `id` of objects of this search.
-        parents: the referrers noted so far, in two tables. One has referrers that were met here first. The other has
-            referrers that were met before, such as a generator with two variables, an item and the list of the item.
-        objects: the objects that may refer to them; None for all.
+        known: `id` of the objects met so far. This function adds the referrers.
+        ours: `id` of memwatch's objects, which do not count as referrers.
+        parents: two tables from the `id` of an object to its referrer. In the first, the referrer was met for the first
+            time. In the second, it was met before. For example, a generator has variables for a list and for its item.
+            The search meets the generator first as referrer of the item, then as referrer of the list.
+        objects: the objects that may be referrers; None for all objects of the process.
     """
     above, beside = parents
     wanted = {id(obj) for obj in level}
@@ -184,7 +200,7 @@ def _referrers(
     ):
         children = gc.get_referents(referrer)
         if wanted.isdisjoint(map(id, children)):
-            continue  # nearly all: a call in Python for each would cost more than the rest
+            continue  # comes before the next test, because nearly all objects stop here
         if id(referrer) in ours or _is_own(referrer):
             continue
         is_known = id(referrer) in known
@@ -198,7 +214,10 @@ def _referrers(
 
 
 def _parts_with(wanted: set[int], objects: list[Any]) -> Iterator[Any]:
-    """Split a list, and yield the parts with a reference to a wanted object. One call tests a whole part."""
+    """Split a list into parts. Yield the objects of a part if any of them refers to a wanted object.
+
+    One call to gc tests a whole part.
+    """
     for start in range(0, len(objects), _AT_ONCE):
         part = objects[start : start + _AT_ONCE]
         if not wanted.isdisjoint(map(id, gc.get_referents(*part))):
@@ -222,12 +241,12 @@ def _chain(tensor: Any, above: dict[int, Any], beside: dict[int, Any]) -> list[A
 
 
 def _path(chain: list[Any]) -> Path | None:
-    """Name a chain from its top to a tensor; None for a call of torch or Python, which users cannot edit."""
+    """Return the edges along a chain from its top to a tensor; None if the top is a call of torch or Python."""
     top = chain[0]
     if len(chain) == 1:
         return (Edge(EdgeKind.EVALUATION_STACK),)
     if type(top) is FrameType:
-        return None  # a call in torch or Python: it ends soon, and users cannot edit it
+        return None  # the call ends soon, and users cannot edit its code
     edges = name_chain(chain)
     if type(top) is ModuleType:
         return Edge(EdgeKind.MODULE, module_vertex(top).name), *edges

@@ -1,8 +1,8 @@
-"""The bounded search through the variables of the running calls: their objects, and the expression for each.
+"""A search with a limit through the variables of the running calls. It finds objects, with an expression for each.
 
-The searches for modules and for tensors use it. A module has no name of its own. Its author's name for it is the
-variable or attribute that leads the program to it. The search also finds parents that the program never calls, and
-copies that never run.
+memwatch uses it to name modules and tensors. A module does not know its name. The program reaches it through a variable
+or an attribute, and that expression is its name. The search also finds modules that never run: parents whose `forward`
+the program does not call, and copies.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Way(NamedTuple):
     """One path from a variable of a running call to an object.
 
     Attributes:
-        hops: number of references from the variable to it, 0 for the variable's own value.
-        name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` if there is one.
+        hops: number of references from the variable to the object; 0 for the value of the variable.
+        name: the expression, such as `generator`, `self.gen` or `nets['g']`. If there is a holder, it begins there.
         value: the object.
-        holder: the last module on the path; one of its attributes, lists or dictionaries leads on.
+        holder: the last module on the path before the object, if there is one.
     """
 
     hops: int
@@ -60,7 +60,7 @@ class Way(NamedTuple):
 
 
 def variables_of_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
-    """Yield the variables of the running calls of some code as `ways_from_calls` does, and nothing behind them."""
+    """Yield the variables of the running calls of some code like `ways_from_calls`, without the objects behind them."""
     for variables in _scopes(frame, owner):
         for name, value in list(dict.items(variables)):
             if type(name) is str and not name.startswith("_"):
@@ -72,7 +72,7 @@ def ways_from_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
 
     Args:
         frame: the innermost call.
-        owner: whose calls are searched: the program's, or installed packages'.
+        owner: the owner of the calls to search: the program or installed packages.
     """
     search = _Search(_MAX_OBJECTS if owner is CodeOwner.PROGRAM else _MAX_OBJECTS_OF_LIBRARIES)
     for variables in _scopes(frame, owner):
@@ -80,7 +80,7 @@ def ways_from_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
 
 
 def _scopes(frame: FrameType | None, wanted: CodeOwner) -> Iterator[dict[str, Any]]:
-    """Yield the variables of running calls, outermost call first, then the globals of their functions."""
+    """Yield the variables of each running call, the outermost first. Then yield the global variables of the program."""
     spaces: dict[int, dict[str, Any]] = {}
     for call in reversed(list(running(frame))):
         file = call.f_code.co_filename
@@ -94,11 +94,11 @@ def _scopes(frame: FrameType | None, wanted: CodeOwner) -> Iterator[dict[str, An
 
 
 class NamesInCall(NamedTuple):
-    """Expressions for some objects, all of them valid in one running call of the program.
+    """Expressions for some objects. One running call of the program can use them all.
 
     Attributes:
         function: the name of that call's function; empty for the body of a script.
-        names: the expressions, by the `id` of the object; an object without one is left out.
+        names: the expressions, by the `id` of the object. An object without an expression is left out.
         later_names: the same for objects that the line that runs now in this call has made. Code before this line
             cannot use these expressions yet.
     """
@@ -177,12 +177,13 @@ _MAX_STEPS: Final = 2
 def names_in_one_call(
     objects: Iterable[Any], frame: FrameType | None, makings: Mapping[int, Making] | None = None
 ) -> NamesInCall:
-    """Return expressions for some objects that lines of code can use in one place of the program.
+    """Return expressions for some objects that the user can write in one function of the program.
 
-    The place is the outermost call that can name all of them, or else the outermost that can name most of them. There
-    a line runs once, before the training loop of a function that this call calls. A variable that a `for` loop binds
-    has no value there, so it names only an object that nothing else leads to. An object that the current line of a call
-    has made does not exist before this line, as an optimizer that a library makes when the training begins.
+    The function is that of the outermost call that can name all objects, or else that of the call that can name the
+    most. An outer call is better because its lines run once, before the training loop of an inner call. A variable of a
+    `for` loop has no value before the loop, so it is used only if no other expression leads to the object. An object
+    that the current line of a call makes does not exist before this line. An example is an optimizer that a library
+    makes when training begins.
 
     Args:
         objects: the objects.
@@ -223,9 +224,9 @@ def names_in_one_call(
 
 
 def _bound_by_loops(code: CodeType) -> set[str]:
-    """Return the variables that the `for` loops of some code bind. Loops in its inner functions are not seen.
+    """Return the variables that the `for` loops of some code assign, without the loops of inner functions.
 
-    From Python 3.12 on, the variables of its comprehensions are among them.
+    From Python 3.12 on, the variables of comprehensions are included.
     """
     bound: set[str] = set()
     is_target = False
@@ -242,7 +243,10 @@ def _bound_by_loops(code: CodeType) -> set[str]:
 
 
 def _names_among(wanted: Collection[int], variables: dict[str, Any]) -> dict[int, str]:
-    """Return the shortest expression of some variables for each wanted object. No code of the program runs."""
+    """Return the shortest expression, starting at some variables, for each wanted object.
+
+    No code of the program runs.
+    """
     found: dict[int, str] = {}
     is_open = ByClass(_is_open)
     waiting = deque((0, name, value) for name, value in list(dict.items(variables)) if _is_plain_name(name))
@@ -291,7 +295,7 @@ def _is_plain_name(name: object) -> bool:
 
 
 class _Search:
-    """One search. It enters each object once, so that the outermost holder gives the name."""
+    """One search. It visits each object once, from the variable that leads to it first: that of the outermost call."""
 
     def __init__(self, most_objects: int) -> None:
         self._most_objects = most_objects
@@ -299,7 +303,7 @@ class _Search:
         self._is_open = ByClass(_is_open)
 
     def ways(self, variables: dict[str, Any]) -> Iterator[Way]:
-        """Yield the values of some variables and the objects behind them."""
+        """Yield the values of some variables, and the objects that they lead to."""
         waiting: deque[tuple[int, str, Any, nn.Module | None]] = deque(
             (0, name, value, None)
             for name, value in list(dict.items(variables))
@@ -318,7 +322,7 @@ class _Search:
             if is_module:
                 holder = value
             if is_module or cls is FunctionType:
-                name = ""
+                name = ""  # names begin anew at a module, and at the variables of an inner function
             waiting.extend(
                 (hops + 1, f"{name}{step}", held, holder) for step, held in expressions_of(value, _MAX_ITEMS)
             )
@@ -339,18 +343,18 @@ def _is_open(cls: type) -> bool:
 def names_of_tensors(
     tensors: Iterable[Tensor], frame: FrameType | None, most_ways: int
 ) -> tuple[dict[int, str], int]:
-    """Return the names of some tensors in the running calls, by `id`: `w`, `self.image`, `weights['in']`.
+    """Return the names of some tensors in the running calls, by `id`, such as `w`, `self.image` or `weights['in']`.
 
-    The shortest path names a tensor, and among several the outermost call's. A tensor in calls of packages alone has
-    no name. An attribute of a module has its name in the module's own code, without `self`.
+    The shortest path gives the name. If several paths are equally short, the outermost call gives it. An attribute of a
+    module has the name of the attribute, without `self`. Only calls of the program are searched, not those of packages.
 
     Args:
         tensors: the tensors.
         frame: the innermost call.
-        most_ways: largest number of references to follow behind the variables themselves.
+        most_ways: largest number of objects that the search behind the variables yields.
 
     Returns:
-        The names, and the number of references that were followed.
+        The names, and the number of objects that this search yielded.
     """
     wanted = set(map(id, tensors))
     names: dict[int, tuple[int, str]] = {}
@@ -372,7 +376,7 @@ def names_of_tensors(
 
 
 _NAMES_NOBODY: Final = ("self", "cls")
-"""Variables that name whatever a method is called on."""
+"""Variables of methods. Their names say nothing about the object."""
 
 
 class Sighting(NamedTuple):
@@ -380,8 +384,8 @@ class Sighting(NamedTuple):
 
     Attributes:
         module: the module.
-        name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` if there is one.
-        holder: the last module on the path; one of its attributes, lists or dictionaries leads on.
+        name: the expression, such as `generator`, `self.gen` or `nets['g']`. If there is a holder, it begins there.
+        holder: the last module on the path before this module, if there is one.
     """
 
     module: nn.Module
@@ -390,14 +394,14 @@ class Sighting(NamedTuple):
 
 
 def find_modules(frame: FrameType | None, owner: CodeOwner) -> list[Sighting]:
-    """Return how the running calls of some code refer to modules, the best names first. Drop the list soon.
+    """Return the modules that the running calls of some code refer to, the best names first. Drop the list soon.
 
-    Short paths come before long paths. A caller's variables come before its callees' variables: `generator` in the
-    training script says more than `net`, an argument of a function.
+    Short paths come before long paths. Among equally short paths, the caller's variables come before those of the
+    functions that it calls: `generator` in the training script says more than `net`, an argument of a function.
 
     Args:
         frame: the innermost call.
-        owner: whose calls are searched: the program's, or installed packages'.
+        owner: the owner of the calls to search: the program or installed packages.
     """
     found = [
         (way.hops, Sighting(way.value, way.name.removeprefix("."), way.holder))
@@ -408,5 +412,8 @@ def find_modules(frame: FrameType | None, owner: CodeOwner) -> list[Sighting]:
 
 
 def living_modules() -> list[nn.Module]:
-    """Return every module of the process: one pass over gc's objects, tens of milliseconds; drop the list soon."""
+    """Return every module of the process. Drop the list soon.
+
+    This is one pass over the objects of gc, and takes tens of milliseconds.
+    """
     return of_classes(gc.get_objects(), lambda cls: derives(cls, nn.Module))
