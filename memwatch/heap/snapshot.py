@@ -1,6 +1,6 @@
-"""The reference graph of the whole process at one instant, as arrays that one sweep can search.
+"""The graph of references of the whole process at one instant, as numpy arrays.
 
-Each call to gc returns the references of many objects, because one call per object is too slow.
+A call to gc for each object would be too slow, so each call returns the references of many objects.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Referents:
-    """The references of some objects, one object's after the other's. It holds their targets, so drop it soon.
+    """The references of some objects (the owners), in the order of the owners. It holds the targets, so drop it soon.
 
     Attributes:
-        counts: number of references of each object.
-        ids: the ids of all targets.
-        objects: the targets, and a mark after the targets of each owner.
-        places: the position of each target among `objects`.
+        counts: number of references of each owner.
+        ids: the id of each target.
+        objects: the targets. There may be a mark after the targets of each owner.
+        places: the position of each target in `objects`, without the marks.
     """
 
     counts: NDArray[np.int64]
@@ -61,7 +61,7 @@ class Referents:
     places: NDArray[np.int64]
 
     def at(self, which: NDArray[np.int64]) -> Sequence[Any]:
-        """Return some of the objects, by their numbers without the marks."""
+        """Return some targets, by their positions in `ids`."""
         places = self.places[which].tolist()
         return itemgetter(*places)(self.objects) if len(places) > 1 else [self.objects[at] for at in places]
 
@@ -69,9 +69,13 @@ class Referents:
 def referents_of(part: list[Any], mark: tuple[object]) -> Referents:
     """List the references of some objects.
 
-    A list for each object would take longer than everything else. Instead one call lists many objects, with a mark
-    after each. A mark has a single referent, to which nothing else refers; it shows where the references of the next
-    object begin.
+    A call to gc for each object would take longer than the rest of the snapshot. So one call lists the references of
+    many objects, with a mark after each object. gc lists the mark's item after the references of the object, and so
+    shows where they end.
+
+    Args:
+        part: the objects.
+        mark: a tuple of one new object, to which only this tuple refers.
     """
     marked = [mark] * (2 * len(part))
     marked[::2] = part
@@ -82,7 +86,7 @@ def referents_of(part: list[Any], mark: tuple[object]) -> Referents:
     if len(ends) == len(part):
         places = np.flatnonzero(~is_end)
         return Referents(np.diff(ends, prepend=-1) - 1, ids[places], near, places)
-    each = [gc.get_referents(obj) for obj in part]  # the program got hold of the mark, and refers to it
+    each = [gc.get_referents(obj) for obj in part]  # the program refers to the mark's item: list each alone
     near = list(chain.from_iterable(each))
     counts = np.fromiter(map(len, each), dtype=np.int64)
     return Referents(counts, ids_of(near), near, np.arange(len(near)))
@@ -95,20 +99,21 @@ _POSITION: Final = np.int32  # half of int64; a heap with 2**31 references would
 
 
 class Snapshot:
-    """Who refers to whom: gc's edges, autograd's C++ edges and the roots.
+    """All objects and references of the process, from gc, from autograd's C++ code and from the roots.
 
-    Objects are addressed by their position. The snapshot holds every object it lists, so it must be closed soon (it
-    is a context manager); while it is open, no object that the program drops is freed.
+    An object's number is its position in `objects`. The snapshot is a context manager that holds every object it
+    lists. Close it soon: until then, no object that the program drops is freed.
 
     Args:
         extra: objects to list even if gc does not show them.
-        held: objects of the caller; they count as a root of the program.
-        deep: True to search objects that gc does not track too: numpy arrays, and tuples and dictionaries around
-            them. It takes half as long again.
-        roots: the only roots, if given; then only gc's youngest generation is listed.
-        more_roots: roots beside those of the process, such as the calls that an error ended.
-        young: the ids of the young objects; by default those in gc's youngest generation.
-        old: identities of the objects that count as old; by default all except gc's youngest generation.
+        held: objects of the caller. They count as a root of the program.
+        deep: whether to list numpy arrays too, and the tuples and dictionaries around them that gc does not track. The
+            snapshot then takes 1.5 times as long.
+        roots: the roots to use instead of the roots of the process. Then only gc's youngest generation is listed.
+        more_roots: further roots, such as the calls that an error ended.
+        young: the sorted ids of the young objects; by default, `old` decides.
+        old: identities of the old objects (`heap.classes.identities`); all other objects are young. By default the
+            objects of gc's youngest generation are young.
     """
 
     def __init__(
@@ -136,8 +141,8 @@ class Snapshot:
             self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
             self._build(deep=deep, all_roots=roots is None)
         except BaseException:
-            # Memory ran out, for example. The list has calls of this search, which refer to the snapshot: it would stay
-            # until gc runs, and a second, smaller search needs its memory.
+            # For example, memory ran out. `objects` contains frames that refer to the snapshot. Without `close` this
+            # cycle would stay until gc runs, but a second, smaller search needs the memory now.
             self.close()
             raise
         finally:
@@ -157,7 +162,7 @@ class Snapshot:
 
     def _build(self, *, deep: bool, all_roots: bool) -> None:
         """Add objects that only C code holds, and the roots. List the references of all objects."""
-        self.named: dict[tuple[int, int], Edge] = {}  # their edges, by positions, once they are named
+        self.named: dict[tuple[int, int], Edge] = {}  # by owner and target: edges named so far
         self.first_gc_end = len(self.objects)
         self._is_short_cut = self._short_cuts()
         unlisted = Unlisted() if deep else None
@@ -173,7 +178,7 @@ class Snapshot:
         self.objects += self.roots
         lists.append(self._of_roots())
         lengths, children = (np.concatenate(arrays) for arrays in zip(*lists, strict=True))
-        lists.clear()  # they take as much memory as all of them together
+        lists.clear()  # the parts take as much memory as the two arrays
         owners = self._find(ids_of(parent for parent, _ in hidden))
         ids = ids_of(child for _, child in hidden)
         if unlisted is not None:
@@ -199,7 +204,7 @@ class Snapshot:
             classes.by_id.clear()
 
     def _autograd(self) -> list[tuple[object, object]]:
-        """Follow the C++ edges from all tensors and nodes, adding the objects gc does not list."""
+        """Return the C++ references of all tensors and nodes. Add the targets that gc does not list to `objects`."""
         wanted = TypeFilter()
         todo = self.of_types(lambda cls: is_node_type(cls) or derives(cls, torch.Tensor))
         edges: list[tuple[object, object]] = []
@@ -220,7 +225,7 @@ class Snapshot:
         return edges
 
     def _c_held(self, unlisted: Unlisted | None) -> list[tuple[object, object]]:
-        """List the objects that numpy arrays, futures and scripted modules hold. Add unlisted objects."""
+        """Return the references of numpy arrays, futures and scripted modules. Add unlisted objects if wanted."""
         if unlisted is not None:
             self._add_untracked(unlisted)
         edges = []
@@ -241,13 +246,13 @@ class Snapshot:
         self.objects += untracked(begin, are_listed=lambda ids: self._are_listed(ids, beyond))
 
     def _are_listed(self, ids: Iterable[int], rest: set[int]) -> list[bool]:
-        """Return for objects, by `id`, whether gc lists them, or they are among the rest."""
+        """Return for each id whether gc lists its object or the id is in `rest`."""
         ids = list(ids)
         by_gc = self._find(np.array(ids, dtype=np.int64)) != UNREACHED
         return [is_listed or key in rest for key, is_listed in zip(ids, by_gc.tolist(), strict=True)]
 
     def _sharing(self) -> list[tuple[object, object]]:
-        """List the objects that share the memory of storages without a tensor."""
+        """Return the references from objects that share the memory of the `extra` storages to these storages."""
         tensors, capsules = (
             self.instances(torch.Tensor),
             [obj for obj in self.objects[self.first_gc_end :] if type(obj) is Capsule],
@@ -264,7 +269,7 @@ class Snapshot:
     ) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
         """Return the number of listed referents of each object from `first` to `end`, and their positions.
 
-        References to objects that are not listed are noted in `unlisted`.
+        The references to objects that are not listed are added to `unlisted`.
         """
         mark = (object(),)
         lists = []
@@ -279,12 +284,13 @@ class Snapshot:
         return lists
 
     def _may_callback_answer(self, children: list[NDArray[np.int32]]) -> bool:
-        """Return True if a callback at exit may have an ``__eq__`` of the program's.
+        """Return True if a callback at exit may be an object whose `__eq__` belongs to the program.
 
-        The existence of a class with such a method is not enough: torch imports sympy, and sympy makes 42 callable
-        constants with one. But atexit holds its callbacks without showing them to gc. So this method searches for an
-        object with more references than the snapshot found. `_MEASURE` is in one module and in the list of objects,
-        and nothing else holds it.
+        memwatch may not list the callbacks then, because that would call their `__eq__`. Most of these objects are not
+        callbacks: torch imports sympy, which makes 42 callable constants with a generated `__eq__` (file `<string>`,
+        which counts as the program's). But atexit does not show gc its references. So this method subtracts the
+        references that the snapshot found from the reference count of each object. A callback has a larger difference
+        than `_MEASURE`, which only a module and `objects` hold.
 
         Args:
             children: the positions of the objects' referents, in pieces.
@@ -305,7 +311,7 @@ class Snapshot:
         return max(hidden.values()) > hidden[measure]
 
     def _of_roots(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the same of the roots."""
+        """Return the number of listed entries of each root, and the positions of the entries."""
         entries = [[held.value for held in root.entries] for root in self.roots]
         owners = np.repeat(np.arange(len(entries)), np.fromiter(map(len, entries), dtype=np.int64))
         targets = self._find(ids_of(chain.from_iterable(entries)))
@@ -318,7 +324,14 @@ class Snapshot:
         parents: NDArray[np.int64],
         targets: NDArray[np.int64],
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return where the references of each object begin, and all references, some more of them put in."""
+        """Insert further references. Return the index of the first reference of each object, and all targets.
+
+        Args:
+            lengths: number of references of each object.
+            children: the position of each target, in the order of the owners.
+            parents: the owner of each further reference.
+            targets: the target of each further reference.
+        """
         listed = (parents != UNREACHED) & (targets != UNREACHED)
         order = np.argsort(parents[listed], kind="stable")
         parents, targets = parents[listed][order], targets[listed][order]
@@ -337,7 +350,7 @@ class Snapshot:
         self._order = order.astype(_POSITION)
 
     def _index_rest(self, first: int) -> None:
-        """Sort in the ids of the objects listed since then, from the position `first` on."""
+        """Insert the ids of the objects from the position `first` on into the sorted ids."""
         ids = ids_of(self.objects[first:])
         order = np.argsort(ids, kind="stable")
         places = np.searchsorted(self._ids, ids[order], side="right")
@@ -345,10 +358,13 @@ class Snapshot:
         self._ids = np.insert(self._ids, places, ids[order])
 
     def _short_cuts(self) -> _ShortCuts:
-        """Return a test of references to a module's namespace from anything but a module: every function has one."""
+        """Return a test for short cuts: references to a module's namespace from an object that is not a module.
+
+        Every function refers to the namespace of its module.
+        """
         loaded = set(map(id, list(sys.modules.values())))
         modules = [module for module in self.of_types(lambda cls: cls is ModuleType) if id(module) in loaded]
-        # gc lists them all; the last place is for all other objects
+        # gc lists all modules and namespaces. `mode="clip"` maps all later positions to the last place, which is False
         is_namespace, is_module = (np.zeros(self.first_gc_end + 1, dtype=bool) for _ in range(2))
         is_namespace[self.positions(id(module.__dict__) for module in modules)] = True
         is_module[self.positions(map(id, modules))] = True
@@ -372,7 +388,7 @@ class Snapshot:
         return [self.objects[place] for place in places.tolist()]
 
     def storages(self) -> list[torch.UntypedStorage]:
-        """Return every storage of the graph, those only C++ holds included."""
+        """Return every storage of the graph, including the storages that only C++ holds."""
         found = [*self.instances(torch.UntypedStorage), *self.objects[self.first_gc_end : self.first_root]]
         return [obj for obj in found if is_storage(obj)]
 
@@ -381,17 +397,17 @@ class Snapshot:
         return position < self.first_gc_end and not self.is_young(self.objects[position])
 
     def has_old(self, positions: Iterable[int]) -> bool:
-        """Return True if one of some objects is old."""
+        """Return True if an object at these positions is old."""
         listed = [self.objects[position] for position in positions if position < self.first_gc_end]
         return not are_all_among(self.young, ids_of(listed))
 
     def is_young(self, obj: object) -> bool:
-        """Return True for one of the snapshot's young objects."""
+        """Return True if an object is young."""
         place = np.searchsorted(self.young, id(obj))
         return bool(place < len(self.young) and self.young[place] == id(obj))
 
     def _young_ids(self, old: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Return the ids of the young objects, sorted; they stay theirs, for the list of objects holds them."""
+        """Return the sorted ids of the young objects. The snapshot holds these objects, so no id is used again."""
         if old is None:
             return np.sort(ids_of(gc.get_objects(0)))
         return np.sort(ids_of(self.objects)[~np.isin(identities(self.objects), old, assume_unique=True)])
@@ -402,11 +418,11 @@ class Snapshot:
         return [int(position) for position in found if position != UNREACHED]
 
     def position(self, obj: object) -> int:
-        """Return the position of an object, or -1."""
+        """Return the position of an object; `UNREACHED` if the snapshot does not list it."""
         return int(self._find(np.array([id(obj)], dtype=np.int64))[0])
 
     def native_edge(self, parent: int, child: int) -> NativeEdge | None:
-        """Return the reference that native code holds from parent to child, or None for one of Python's."""
+        """Return the reference from parent to child if C or C++ code holds it; None if Python does."""
         return self._native.get((id(self.objects[parent]), id(self.objects[child])))
 
     def referents(self, position: int) -> NDArray[np.int32]:
@@ -414,7 +430,7 @@ class Snapshot:
         return self.children[self.starts[position] : self.starts[position + 1]]
 
     def reversed(self, among: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return ``(starts, referrers)``: the same graph with every edge turned round.
+        """Return the referrers of each object: the index of its first referrer, and all referrers.
 
         Args:
             among: which objects count as referrers, by position; all by default.
@@ -431,7 +447,13 @@ class Snapshot:
         return starts, np.repeat(parents, lengths)[order]
 
     def root_groups(self, *, runner: bool = False) -> list[list[int]]:
-        """Return the positions of the program's roots (or of the test runner's too), the best named first."""
+        """Return groups of the positions of the roots. The first group gives the best names.
+
+        1. running calls and modules of the program;
+        2. roots that explain, see `Root.explains`;
+        3. other places of the program;
+        4. places of the test runner, if `runner` is True.
+        """
         groups: list[list[int]] = [[], [], [], []]
         for place, root in enumerate(self.roots):
             if root.runner:
@@ -444,9 +466,10 @@ class Snapshot:
         return groups if runner else groups[:3]
 
     def barriers(self) -> set[int]:
-        """Return the objects that searches leave out: the objects of tools, and coroutines that run.
+        """Return the positions of the objects that searches do not enter.
 
-        The tools are memwatch and the test runner, with its coroutines in event loops.
+        These are the coroutines that run, and the modules, calls, coroutines and instances of memwatch and of test
+        runners.
         """
         tools = [
             module
@@ -462,9 +485,10 @@ class Snapshot:
         return {*found, *instances.tolist(), *self.running_coroutines()}
 
     def running_coroutines(self) -> list[int]:
-        """Return the coroutines and generators that run. Their variables are those of a root, the running call.
+        """Return the positions of the coroutines and generators that run.
 
-        From Python 3.14 on, a coroutine shows gc its variables while it runs, too. Calls of memwatch have no root.
+        Each running call is a root and has the variables. From Python 3.14 on, gc shows them in the running coroutine
+        too. The calls of memwatch are not roots, so they are recognised by their code.
         """
         calls = {root.frame_id for root in self.roots}
         running = ((obj, _call_of(obj)) for obj in self.of_types(lambda cls: id(cls) in _COROUTINES))
@@ -490,19 +514,21 @@ def _call_of(coroutine: Any) -> FrameType | None:
 
 
 _ShortCuts = Callable[["NDArray[np.int64]", "NDArray[np.int64]"], "NDArray[np.bool_]"]
-"""Takes the positions of owners and targets. Returns for each reference whether it only shortens a way."""
+"""Takes the positions of the owners and targets of references. Returns for each reference whether it is a short cut."""
 
 
 def _listed(
     first: int, count: int, owners: NDArray[np.int64], targets: NDArray[np.int64], is_short_cut: _ShortCuts
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the number of references of each owner, without unlisted ones and short cuts, and all their targets.
+    """Return the number of references of each owner, and the positions of all targets, in the order of the owners.
+
+    Short cuts and references to objects that are not listed are left out.
 
     Args:
         first: the position of the first owner.
         count: number of owners.
-        owners: the owner of each reference, counted from the first.
-        targets: the position of each target.
+        owners: the position of the owner of each reference, minus `first`.
+        targets: the position of the target of each reference.
         is_short_cut: returns which references are short cuts.
     """
     kept = np.flatnonzero(targets != UNREACHED)
@@ -516,7 +542,7 @@ def _listed(
 def _frozen(listed: Sequence[object], ours: Iterable[object]) -> list[object]:
     """Find the objects that ``gc.freeze`` removed from gc's lists, by following references.
 
-    The snapshot's own objects are left out: they hold everything, and would be on the way to any object.
+    The objects in `ours` are left out: they belong to the snapshot and refer to every object.
     """
     if not gc.get_freeze_count():
         return []

@@ -30,17 +30,17 @@ _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
 
 
 def mro_of(cls: type) -> tuple[type, ...]:
-    """Return the bases of a class, whatever its metaclass overrides."""
+    """Return the method resolution order of a class, without code of its metaclass."""
     return _MRO(cls)
 
 
 def type_dict(cls: type) -> dict[str, Any]:
-    """Return the namespace of a class, whatever its metaclass overrides."""
+    """Return the namespace of a class, without code of its metaclass."""
     return _TYPE_DICT(cls)
 
 
 def is_tensor(obj: object) -> bool:
-    """Return True for a tensor, by its real type, without ``__instancecheck__`` and ``__class__``."""
+    """Return True if the real type of an object is a class of tensors. No code of the program runs."""
     return is_a(obj, torch.Tensor)
 
 
@@ -68,11 +68,14 @@ def is_node_type(cls: type) -> bool:
 
 
 class TypeFilter:
-    """Pick tensors, autograd nodes and storages out of many objects; knows each type once."""
+    """Recognise tensors, autograd nodes and storages among many objects. It examines each class once.
+
+    Attributes:
+        wants: returns True for a class of tensors, autograd nodes or storages.
+    """
 
     def __init__(self) -> None:
         self.wants: Final = ByClass(_is_wanted)
-        """Returns True for a class of tensors, autograd nodes or storages."""
 
     def __call__(self, obj: object) -> bool:
         """Return True for a tensor, an autograd node or a storage."""
@@ -84,7 +87,7 @@ def _is_wanted(cls: type) -> bool:
 
 
 def is_simulated(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor only pretends to have memory: meta and fake tensors."""
+    """Return True for a tensor without memory: a meta, fake or functional tensor."""
     cls = type(tensor)
     if answers_by_code(cls):
         storage = storage_of(tensor)
@@ -111,13 +114,16 @@ def _has_own_answers(cls: type) -> bool:
 answers_by_code: Final = ByClass(_has_own_answers)
 """Return True for a class of tensors with a `__torch_dispatch__` of the program or of a package.
 
-torch may call it for the sizes, the layout and the device of a tensor. So these are read from the storage or not at
-all.
+If memwatch read the sizes, the layout or the device of such a tensor, torch might call that method. So memwatch reads
+them from the storage, or leaves them out.
 """
 
 
 def layout_of(tensor: torch.Tensor) -> torch.layout:
-    """Return the layout of a tensor. If the class may answer with its own code, return only whether it is sparse."""
+    """Return the layout of a tensor.
+
+    For a class in `answers_by_code`, return `sparse_coo` for every sparse layout and `strided` for all others.
+    """
     if answers_by_code(type(tensor)):
         return torch.sparse_coo if _IS_SPARSE(tensor) else torch.strided
     layout: torch.layout = _LAYOUT(tensor)
@@ -148,7 +154,7 @@ def is_on_meta(tensor: torch.Tensor) -> bool:
 def nbytes_of(tensor: torch.Tensor) -> Any:
     """Return the size of a tensor in bytes.
 
-    If the class may answer with its own code, return the size of the storage.
+    For a class in `answers_by_code`, return the size of the storage.
     """
     if answers_by_code(type(tensor)):
         return storage_bytes_of(untyped_storage_of(tensor))
@@ -159,7 +165,7 @@ def shape_of(tensor: torch.Tensor) -> torch.Size:
     """Return the shape of a tensor.
 
     Raises:
-        RuntimeError: it has none, or it may answer by code.
+        RuntimeError: the tensor has no shape, or its class is in `answers_by_code`.
     """
     if answers_by_code(type(tensor)):
         raise RuntimeError("its class would be asked")
@@ -168,9 +174,9 @@ def shape_of(tensor: torch.Tensor) -> torch.Size:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor; None for a sparse or opaque tensor and for wrapper subclasses.
+    """Return the storage of a tensor; None for a sparse or opaque tensor and for a wrapper subclass.
 
-    Call it under :func:`quiet`; otherwise a subclass's ``__torch_function__`` would run.
+    Call it under :func:`quiet`. Otherwise the `__torch_function__` of a subclass would run.
     """
     if is_composed(type(tensor)):
         return None  # the inner tensors have the storages
@@ -204,16 +210,16 @@ def quiet() -> AbstractContextManager[object]:
     return disable_torch_function()
 
 
-# Capsules: the fields of a DLPack capsule lie where the standard lays them down.
+# DLPack capsules. The positions of their fields are part of the DLPack standard.
 Capsule: Final[type] = type(vars(datetime)["datetime_CAPI"])
-"""The class of all capsules of Python."""
+"""Python's class `PyCapsule`, which has no public name. Every capsule is of this class."""
 _CAPSULES: Final[dict[bytes, int]] = {
     b"dltensor": 0,
     b"numpy_dltensor": 0,
     b"dltensor_versioned": 32,
     b"numpy_dltensor_versioned": 32,
 }
-"""Names of capsules that own memory, each with the bytes before its tensor: a version and other fields."""
+"""Names of capsules that own memory. The value is the offset of the DLTensor in bytes: a version may come first."""
 _BYTE_OFFSET: Final = 40
 """Position of the field `byte_offset` in a DLTensor, in bytes, from dlpack.h."""
 
@@ -223,7 +229,10 @@ _pointer_of: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes
 
 
 def capsule_address(capsule: object) -> int | None:
-    """Return the address of the first byte of a DLPack capsule, or None for any other capsule or an empty one."""
+    """Return the address of the first byte of a DLPack capsule's data; None if it has no data.
+
+    Return None also for a capsule of another kind, and for a capsule that a library has consumed.
+    """
     held = ctypes.py_object(capsule)
     for name, start in _CAPSULES.items():
         if ctypes.pythonapi.PyCapsule_IsValid(held, name):
