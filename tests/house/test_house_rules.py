@@ -30,7 +30,6 @@ _ENUMS_OF_KINDS: Final = {
 
 _OF_ONE_MODULE: Final = {
     "memwatch._torch.cpu": "private names of torch",
-    "memwatch.analysis.findings.search": "the search, which knows all rules for findings",
     "memwatch.analysis.findings.stale": "one kind of finding, with its own events",
     "memwatch.analysis.ways.autocast": "one change of a program",
     "memwatch.analysis.ways.loss_in_parts": "one change of a program",
