@@ -115,7 +115,7 @@ class FindingKind(str, Enum):
     GRAPH = FindingRow(
         "graph",
         "graph without backward",
-        "keeps {nbytes} saved for a backward that never runs",
+        "keeps {nbytes} that forward saved for a backward, and no backward reads them",
         advice=(
             "keep `.item()` or `.detach()` of its result; if no backward needs this forward, run it under "
             "torch.no_grad()"
@@ -153,7 +153,7 @@ class FindingKind(str, Enum):
     FUSED = FindingRow(
         "fused",
         "temporaries of the optimizer",
-        "makes temporaries for one parameter after the other, {nbytes} of them at the peak",
+        "makes temporaries as large as the parameter that it updates, {nbytes} of them at the peak",
         advice=(
             "make the optimizer with fused=True, whose kernel needs no temporaries and rounds a little "
             "differently"

@@ -129,7 +129,7 @@ class Inference(Enum):
     # a later sample saw it; the reference may not have existed yet
     LATER = "later", "a later search found this reference"
     # an earlier and a later sample saw it, and none was taken at this op
-    BETWEEN = "between", "not seen at the peak itself, but in the searches before and after it"
+    BETWEEN = "between", "found in the searches before and after the peak"
     # a sample saw this holder for another allocation of the same line
     TWIN = "twin", "found for another tensor that the same line made"
     # made when its region was recomputed, and no pack holds it while the backward runs

@@ -185,7 +185,8 @@ def listed_ways(reading: DeviceReading) -> pd.DataFrame:
     kinds_in_findings = {str(finding.kind) for finding in reading.findings}
     kinds_in_findings &= {str(kind) for kind in FindingKind if kind.row.is_way}
     ways = reading.ways[~reading.ways["kind"].isin(kinds_in_findings)]
-    is_other = ways["kind"].isin(tuple(OTHER_OPTIMIZERS))
+    uses_sparse_adam = ways["lines"].str.contains("SparseAdam", regex=False)
+    is_other = ways["kind"].isin(tuple(OTHER_OPTIMIZERS)) | uses_sparse_adam
     # False sorts before True: other optimizers come last
     listed: pd.DataFrame = ways.loc[is_other.sort_values(kind="stable").index].reset_index(drop=True)
     return listed
@@ -272,6 +273,7 @@ def headline(reading: DeviceReading) -> str:
         category=CATEGORY_OF[categories.index[0]].phrase,
         line_share=shares[0],
         line=visible(lines.index[0]),
+        backward=words.HEADLINE_BACKWARD if _is_made_in_backward(reading, lines.index[0]) else "",
         second_share=shares[-1],
         second=visible(lines.index[-1 if len(lines) < 2 else 1]),
     )
@@ -285,7 +287,8 @@ def headline(reading: DeviceReading) -> str:
             else text + _headline_of_ways(changes, words.HEADLINE_WAY, _the_peak(reading))
         )
     first = reading.findings[0]
-    finding_bytes, sentence = first.predicted_peak_bytes, words.HEADLINE_FINDING
+    sentence = words.HEADLINE_FINDING if len(reading.findings) > 1 else words.HEADLINE_ONE_FINDING
+    finding_bytes = first.predicted_peak_bytes
     # the first finding alone lowers nothing if other memory is as large at another instant
     if finding_bytes >= reading.peak_bytes:
         finding_bytes, sentence = first.together_peak_bytes, words.HEADLINE_FINDINGS
@@ -295,6 +298,15 @@ def headline(reading: DeviceReading) -> str:
     is_included = str(first.kind) in str(changes["kind"].iloc[0]).split(" + ")
     sentence = words.HEADLINE_INCLUDED if is_included else words.HEADLINE_INSTEAD
     return text + _headline_of_ways(changes, sentence, _the_peak(reading))
+
+
+def _is_made_in_backward(reading: DeviceReading, line: str) -> bool:
+    """Return True if ops of a backward made some of the bytes that count for a line."""
+    at_peak = reading.at_peak
+    of_backward = reading.ops.index[reading.ops["phase"] == "backward"]
+    made_by = reading.storages["op"].reindex(at_peak.index)
+    made = at_peak[(at_peak["line"] != "") & made_by.isin(of_backward)]
+    return not made.empty and line in bytes_by_line(made).index
 
 
 def no_tensor_text(reading: DeviceReading) -> str:

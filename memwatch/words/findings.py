@@ -81,7 +81,8 @@ EARLIER_MODELS: Final = (
 )
 GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_OF_TRAINED_FORWARD: Final = (
-    "keep `.item()` or `.detach()` of its result, and leave the forward as it is: it also trains the model"
+    "keep only `.item()` or `.detach()` of the result; do not run the forward under torch.no_grad(), because it also "
+    "trains the model"
 )
 NO_GRAD_FIRST: Final = (
     "run it under torch.no_grad() if no backward needs this forward, and else keep `.item()` or `.detach()` of its "

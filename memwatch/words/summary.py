@@ -13,8 +13,10 @@ INCREASE_ELSEWHERE: Final = (
 
 HEADLINE: Final = (
     "The largest part of the peak is {category} ({share}). "
-    "The line {line} made {line_share} of the peak, more than any other line."
+    "The line {line}{backward} made {line_share} of the peak, more than any other line."
 )
+HEADLINE_BACKWARD: Final = " and the backward of its ops"
+"""After the line, if ops of its backward made a part of its bytes: another line of the program runs the backward."""
 HEADLINE_TWO_LINES: Final = (
     "The largest part of the peak is {category} ({share}). "
     "The lines {line} ({line_share}) and {second} ({second_share}) made more of the peak than any other line."
@@ -28,6 +30,7 @@ HEADLINE_GROWTH: Final = (
 )
 """In place of `HEADLINE`: the parts of the peak say little while one of them grows."""
 HEADLINE_FINDING: Final = " If you fix the first finding below, {the_peak} falls to {peak}."
+HEADLINE_ONE_FINDING: Final = " If you fix the finding below, {the_peak} falls to {peak}."
 HEADLINE_FINDINGS: Final = " If you fix the findings below, {the_peak} falls to {peak}."
 """Where the first of them alone would leave the peak as it is: other memory is as large at another instant."""
 HEADLINE_INSTEAD: Final = " If you make the first change below instead, it falls to {peak}."
@@ -90,8 +93,8 @@ SAVED_ANYWAY: Final = (
     "; backward also reads {nbytes} of parameters, inputs and other tensors that stay alive anyway"
 )
 LAYERS: Final = (
-    "Each of the {count} modules `{name}` ({class_name}) saves {nbytes} for backward; with {twice} modules, the peak "
-    "would be about {peak}"
+    "Each of the {count} modules `{name}` ({class_name}) saves {nbytes} for backward; with {twice} modules, their "
+    "parameters and their optimizer state, the peak would be about {peak}"
 )
 RECOMPUTED: Final = "Computed again in backward: "
 INSTEAD: Final = "; without checkpoints, forward would keep up to {nbytes} for it"

@@ -50,7 +50,8 @@ NO_WHOLE_GRADIENT: Final = (
 )
 ROWS_ALONE: Final = "it does not work with weight decay, GradScaler, or clipping by the norm of all gradients"
 ROWS_BY_SPARSE_ADAM: Final = (
-    "SparseAdam changes only the rows that a batch reads; " + ROWS_ALONE + " for these embeddings"
+    "another optimizer trains differently: SparseAdam changes only the rows that a batch reads, and does not decay the "
+    "weights; it does not work with GradScaler, or clipping by the norm of all gradients"
 )
 NO_LOGITS: Final = "the loss rounds a little differently"
 INDEPENDENT_SAMPLES: Final = "the loss must be a mean over samples that do not depend on each other"
@@ -112,7 +113,7 @@ ALONE_BESIDE_FINDINGS: Final = (
     "The peak is for this change alone: its saving does not add up with those of the findings."
 )
 TIME: Final = "ops take {ratio:.2f} x the time"
-TIME_UNKNOWN: Final = "duration not known"
+TIME_UNKNOWN: Final = "effect on the duration not known"
 FALL: Final = "to {peak} ({share} less)"
 SHARE_LESS: Final = "{share} less"
 LINES_OF_FIRST: Final = "Code for the change to {peak}:"

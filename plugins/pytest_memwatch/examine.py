@@ -357,7 +357,7 @@ class Examination:
 
     def _note_lines(self, measurement: Measurement) -> None:
         """Note the lines that made the memory at the peak, unless that was done. It takes longer than a small test."""
-        if "top" not in self.data:
+        if self.data.get("top") is None:
             settings = self._settings
             self.data["top"] = largest_lines(
                 measurement.highest, top=settings.top, stack_depth=settings.stack_depth

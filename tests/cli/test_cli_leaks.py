@@ -2185,7 +2185,7 @@ def test_an_advice_that_repeats_is_printed_once(shell_memwatch, tmp_path):
     assert done.stdout.count("\nretained: ") == 2
     assert re.findall(r"\n  advice: (\w+ \w+)", done.stdout) == ["the container", "the same"]
     told = " ".join(done.stdout.split())
-    assert told.count("; the other leaks with a graph may keep some of them") == 1
+    assert told.count("; other leaks below may keep some of these nodes") == 1
 
 
 MONITORS = """
