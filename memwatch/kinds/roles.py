@@ -90,7 +90,7 @@ CATEGORY_ROWS: Final = (
         "temporary",
         "#e4cc61",
         "bright_yellow",
-        "temporary tensors, which no later iteration was seen to need",
+        "temporary tensors, which are not saved for backward",
         meaning="not saved for backward, and no later iteration was seen to need it",
     ),
     CategoryRow(

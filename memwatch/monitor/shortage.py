@@ -458,21 +458,26 @@ def _live(found: Shortage, most: int) -> list[str]:
     return lines
 
 
-def _changes(found: Shortage, most: int) -> list[str]:
-    changes = found.changes
+def _why_no_change(found: Shortage) -> str | None:
+    """Return why the report offers no change; None if it lists changes."""
     if found.is_too_large and found.asked_bytes is not None:
-        return [TOO_LARGE.format(asked=format_bytes(found.asked_bytes))]
+        return TOO_LARGE.format(asked=format_bytes(found.asked_bytes))
     if found.is_far_from_limits and found.free_bytes is not None:
         free = format_bytes(found.free_bytes)
-        return [(NO_CHANGE_FOR_RAISED if found.is_raised else TOO_LARGE_UNKNOWN).format(free=free)]
-    if not changes:
-        return ["memwatch knows no change that would have left room"]
+        return (NO_CHANGE_FOR_RAISED if found.is_raised else TOO_LARGE_UNKNOWN).format(free=free)
+    return None if found.changes else "memwatch knows no change that would have left room"
+
+
+def _changes(found: Shortage, most: int) -> list[str]:
+    why_none = _why_no_change(found)
+    if why_none is not None:
+        return [why_none]
     return [
         "changes that would have left room, estimated from these bytes:",
         *(
             f"{format_bytes(each.saved_bytes):>{_SIZE}}  {'at most: ' if each.is_upper_bound else ''}"
             f"{visible(each.change)} ({each.category})"
-            for each in changes[:most]
+            for each in found.changes[:most]
         ),
     ]
 
@@ -582,15 +587,15 @@ def _first_of(found: Shortage) -> list[str]:
     lines = []
     if largest is not None:
         lines.append(f"{format_bytes(largest.nbytes)} are kept by {largest.holder} ({largest.category}).")
-    changes = _changes(found, 0)
-    if found.changes and len(changes) == 1 and changes[0].endswith(":"):
+    why_none = _why_no_change(found)
+    if why_none is None:
         first = found.changes[0]
         bound = "at most " if first.is_upper_bound else ""
         lines.append(
             f"The change that leaves most room, {bound}{format_bytes(first.saved_bytes)}: {first.change}."
         )
     else:
-        lines.append(f"{changes[0].removesuffix('.')}.")
+        lines.append(f"{why_none.removesuffix('.')}.")
     return lines
 
 

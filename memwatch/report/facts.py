@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
+from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.analysis.tables import TEXT
 from memwatch.capture.columns import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
@@ -355,6 +356,14 @@ def small_growth_text(reading: DeviceReading) -> str:
         return ""
     holder = visible(grown.holder.removesuffix(grown.remark))
     return words.SMALL_GROWTH.format(rate=format_bytes(grown.growth_bytes), holder=holder)
+
+
+def small_bound(reading: DeviceReading) -> str:
+    """Return the bound below which a finding is small. The peak is named if the peak increase is the same."""
+    is_peak = reading.peak_increase_bytes == reading.peak_bytes
+    return (words.SMALL_BOUND_OF_PEAK if is_peak else words.SMALL_BOUND).format(
+        share=f"{100 * LEAST_RATIO:.0f} %"
+    )
 
 
 def finding_categories(finding: Finding, reading: DeviceReading) -> dict[str, int]:

@@ -42,6 +42,7 @@ from memwatch.report.facts import (
     repeated_layers,
     saved_for_backward,
     shown_ways,
+    small_bound,
     small_growth_text,
 )
 from memwatch.report.page.edits import ADDED, REMOVED, edit_of
@@ -627,7 +628,7 @@ def _small(reading: DeviceReading) -> list[RenderableType]:
     count = len(reading.small_findings) - (grown != "")
     parts: list[RenderableType] = ["", Text(grown, overflow="fold")] if grown else []
     if count:
-        told = words.SMALL_FINDINGS.format(share=f"{LEAST_RATIO * 100:.0f} %", count=count)
+        told = words.SMALL_FINDINGS.format(bound=small_bound(reading), count=count)
         parts += [*([] if reading.findings else [""]), Text(told, style="dim")]
     return parts
 

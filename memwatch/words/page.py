@@ -31,17 +31,13 @@ LINES_MEANING: Final = (
 SMALL_PARTS: Final = "{count} smaller parts"
 """The label of all parts of the peak that are too small for a label of their own."""
 
-_SMALL_FINDING: Final = (
-    "1 smaller finding, which would lower the peak by less than {share} of the peak increase"
-)
-_SMALL_FINDINGS: Final = (
-    "{count} smaller findings, which would each lower the peak by less than {share} of the peak increase"
-)
+_SMALL_FINDING: Final = "1 smaller finding, which would lower the peak by less than {bound}"
+_SMALL_FINDINGS: Final = "{count} smaller findings, which would each lower the peak by less than {bound}"
 
 
-def small_findings_title(count: int, share: str) -> str:
+def small_findings_title(count: int, bound: str) -> str:
     """Return the line that opens the list of the small findings."""
-    return (_SMALL_FINDING if count == 1 else _SMALL_FINDINGS).format(count=count, share=share)
+    return (_SMALL_FINDING if count == 1 else _SMALL_FINDINGS).format(count=count, bound=bound)
 
 
 _UNREAD: Final = (

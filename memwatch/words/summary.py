@@ -68,8 +68,11 @@ SMALL_GROWTH: Final = (
     "Memory also grows a little: by {rate} with each iteration, held by {holder}. "
     "`memwatch leaks` names the lines."
 )
+SMALL_BOUND: Final = "{share} of the peak increase"
+SMALL_BOUND_OF_PEAK: Final = "{share} of the peak"
+"""The bound if nothing was alive before the block: the peak increase is then the peak, and no view shows it."""
 SMALL_FINDINGS: Final = (
-    "Findings below {share} of the peak increase: {count:,} (in Python: prof.small_findings, or "
+    "Findings below {bound}: {count:,} (in Python: prof.small_findings, or "
     "memwatch.load(FILE).small_findings)"
 )
 MORE_FINDINGS: Final = "{count:,} more: `--rows 40` lists them, and prof.findings in Python"

@@ -27,6 +27,7 @@ export class ProcessBand {
   readonly #sums: number[][]; // the top of each layer; the last is RSS
   readonly #walk: Walk;
   #axis: Axis = "time";
+  #statusPx = 0;
   #range: Range = [0, 1];
 
   constructor(process: ProcessModel) {
@@ -72,6 +73,10 @@ export class ProcessBand {
       .sort((a, b) => b[1] - a[1])
       .map(([name, value]) => `${bytes(value)} ${name}`);
     const explained = `${(100 * coverage_ratio[index]).toFixed(0)} % explained`;
-    $("process-status").textContent = `${duration(time_ns[index])}: RSS ${bytes(this.#sums.at(-1)![index])}, ${explained}: ${told.join(", ")}`;
+    const status = $("process-status");
+    status.textContent = `${duration(time_ns[index])}: RSS ${bytes(this.#sums.at(-1)![index])}, ${explained}: ${told.join(", ")}`;
+    // as high as its longest text so far, so that what is below it does not jump with every reading
+    this.#statusPx = Math.max(this.#statusPx, status.clientHeight);
+    status.style.minHeight = `${this.#statusPx}px`;
   }
 }

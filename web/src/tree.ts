@@ -36,10 +36,11 @@ function child(of: Node, level: string, name: string, key: string): Node {
   return found;
 }
 
-// Shows `blocks.0` rather than a bare `0`.
+// Shows `blocks.0` rather than a bare `0`, and `model.0` for a child of a model.
 function shortModule(name: string, above: string | undefined): string {
   const local = above !== undefined && name.startsWith(`${above}.`) ? name.slice(above.length + 1) : name;
-  return /^\d+$/.test(local) ? name.split(".").slice(-2).join(".") : local;
+  if (!/^\d+$/.test(local)) return local;
+  return name.includes(".") ? name.split(".").slice(-2).join(".") : above ? `${above}.${name}` : name;
 }
 
 // Returns the nodes below another that a storage passes through at one level.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.kinds.findings import FindingKind
 from memwatch.kinds.roles import CATEGORIES, CATEGORY_OF
 from memwatch.report.facts import (
@@ -29,6 +28,7 @@ from memwatch.report.facts import (
     repeated_layers,
     saved_for_backward,
     shown_ways,
+    small_bound,
     small_growth_text,
     with_rows_below,
 )
@@ -427,7 +427,7 @@ def _small_findings(
     found = reading.small_findings
     return {
         "small_findings": [_finding(finding, reading, hide, code) for finding in found],
-        "small_findings_title": small_findings_title(len(found), f"{100 * LEAST_RATIO:.0f} %"),
+        "small_findings_title": small_findings_title(len(found), small_bound(reading)),
         "small_growth": hide(small_growth_text(reading)),
     }
 
