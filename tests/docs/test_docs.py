@@ -51,6 +51,20 @@ def test_the_site_shows_a_program_with_a_title_as_code():
     assert "pymdownx.superfences" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
+def test_the_site_searches_without_a_network():
+    """The search of a page in a folder needs this script. Without this line the site loads it from elsewhere."""
+    (script,) = re.findall(
+        r"polyfills: \[(.*iframe-worker.*)\]", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    )
+    assert (DOCS / script).exists()
+
+
+def test_the_site_follows_the_colours_of_the_system():
+    """Without a palette for any system, a browser keeps the palette of its first visit."""
+    media = re.findall(r'- media: "\((.*)\)"', (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert media == ["prefers-color-scheme", "prefers-color-scheme: light", "prefers-color-scheme: dark"]
+
+
 _PLACEHOLDER = re.compile("RULE|NAME|STRATEGY|SECTION|VERB|^_peak")
 """Parts of words that stand for a name that you choose."""
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import report_readings
 import torch
 from forked import MEMWATCH, run_forked
 from torch import nn
@@ -20,7 +21,7 @@ from memwatch.cli import main
 from memwatch.kinds.findings import FindingKind
 from memwatch.report import html
 from memwatch.report.console import to_text
-from memwatch.report.facts import finding_categories, listed_ways, shown_ways
+from memwatch.report.facts import finding_categories, listed_ways, shown_ways, small_bound
 from memwatch.report.page.model import page_model
 from memwatch.report.terminal import finding_parts
 from memwatch.sizes import format_bytes
@@ -233,6 +234,15 @@ def test_the_summary_counts_small_findings():
     assert "gradient" not in [finding.kind for finding in prof.findings]
     counted = f"Findings below 5 % of the peak increase: {len(prof.small_findings)} (in Python: prof.small_findings,"
     assert counted in " ".join(prof.summary().split())
+    assert page_model(prof)["small_findings_title"].endswith("of the peak increase")
+
+
+@pytest.mark.words
+@pytest.mark.parametrize(("baseline", "whole"), [([], "the peak"), ([{"nbytes": 8}], "the peak increase")])
+def test_the_bound_of_small_findings_is_a_share_of_a_figure_that_the_page_shows(baseline, whole):
+    """If nothing was alive before the block, the peak increase is the peak, and the page does not show it."""
+    reading = report_readings.from_lives([{"born": 1, "nbytes": 64}], baseline)
+    assert small_bound(reading) == f"5 % of {whole}"
 
 
 @pytest.mark.words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import report_readings
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
@@ -330,3 +331,41 @@ def test_the_theme_and_the_help_open(shown):
     assert all(
         word in words for word in ("storage", "workspace", "live bytes", "peak", "at the start", "holder")
     )
+
+
+CELLS = """
+    return [...document.querySelectorAll("#flame g.frame")].map((g) => g.__data__.data)
+      .map(({ level, name, tint }, index) => {
+        const { fill } = getComputedStyle(document.querySelectorAll("#flame g.frame rect")[index]);
+        return [level, name, fill, tint];
+      });
+"""
+
+
+def test_a_cell_of_the_icicle_is_grey_unless_one_colour_has_more_than_half_of_it(browser, tmp_path):
+    sizes = {"mixed": {"input": 64, "activation": 64, "held": 64}, "most": {"input": 200, "held": 64}}
+    lives = [
+        {"born": 1, "nbytes": nbytes, "module": module, "category": category, "op_name": category}
+        for module, parts in sizes.items()
+        for category, nbytes in parts.items()
+    ]
+    reading = report_readings.from_lives(lives)
+    browser.open(html(reading, tmp_path / "page.html"), "#by=module.category")
+    cells = browser.js(CELLS)
+    of_categories = {name: fill for level, name, fill, _ in cells if level == "category"}
+    of_modules = {name: fill for level, name, fill, _ in cells if level == "module"}
+    assert len(set(of_categories.values())) == 3
+    assert of_modules["most"] == of_categories["input"]
+    assert of_modules["mixed"] not in of_categories.values()
+
+
+def test_a_numbered_module_has_the_name_of_its_parent_in_the_icicle(browser, tmp_path):
+    modules = report_readings.table(
+        "modules", {"parent": ["", "model", "model", "1"]}, index=["model", "0", "1", "1.0"]
+    )
+    lives = [{"born": 1, "nbytes": 64, "module": name} for name in ("0", "1", "1.0")]
+    browser.open(
+        html(report_readings.from_lives(lives, modules=modules), tmp_path / "page.html"), "#by=module"
+    )
+    names = [name for level, name, *_ in browser.js(CELLS) if level == "module"]
+    assert sorted(names) == ["1.0", "model", "model.0", "model.1"]

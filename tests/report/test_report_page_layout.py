@@ -137,6 +137,46 @@ def test_a_window_of_a_telephone_cuts_off_no_sentence_and_breaks_no_code(browser
         browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+PAPER = 717  # pixels of a sheet of A4 between the margins
+SCROLLS = """
+    return [...document.querySelectorAll("main *")].filter((each) => each.checkVisibility() && each.clientWidth &&
+      getComputedStyle(each).overflowX === "auto" && each.scrollWidth > each.clientWidth).map((each) => each.className);
+"""
+"""Returns the boxes whose content is wider than they are."""
+COVERS = """
+    return [...document.querySelectorAll("#panel .unfold")].filter((each) => each.checkVisibility() &&
+      each.getBoundingClientRect().bottom > each.closest("tr").getBoundingClientRect().bottom + 1).length;
+"""
+"""Returns how many texts of a table reach into the row below them."""
+
+
+def test_a_sheet_of_paper_cuts_nothing_off_and_repeats_the_headings_of_tables(browser, tmp_path):
+    """Nothing scrolls on paper. A heading that is a button is not drawn again on the next sheet."""
+    holder = "`exp_avg` of `blocks.0.linear1.weight` of a model with a long name (inferred: found in this role before)"
+    lives = [
+        {"born": 1, "nbytes": 64, "line": "train.py:1", "name": f"output of blocks.{n}"} for n in range(12)
+    ]
+    reading = report_readings.from_lives(lives, holders=dict.fromkeys(range(12), (holder, "local", "")))
+    device = {"width": PAPER, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        browser.open(html(reading, tmp_path / "page.html"))
+        browser.js("window.dispatchEvent(new Event('beforeprint'))")
+        browser.drawn()
+        assert browser.js("return document.querySelectorAll('#panel .unfold').length") == len(lives)
+        assert browser.js("return document.documentElement.scrollWidth") <= PAPER
+        assert browser.js(SCROLLS) == []
+        assert browser.js(COVERS) == 0
+        buttons = "[...document.querySelectorAll('#panel th button')]"
+        assert set(browser.js(f"return {buttons}.map((each) => getComputedStyle(each).display)")) == {
+            "contents"
+        }
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_one_legend_follows_the_instant_and_the_totals_stay(shown, training_script):
     """The page has one legend, under the curve. The head, with the bar of the parts, shows the peak."""
     drawn = "[...document.querySelectorAll('main .legend')].filter((each) => each.getClientRects().length)"

@@ -138,6 +138,9 @@ def test_the_band_shows_the_readings(browser, tmp_path):
         "#process-largest"
     )
     band = browser.driver.find_element("css selector", "#process-plot")
+    assert (
+        browser.js("return document.getElementById('process-status').style.minHeight") == ""
+    )  # no room left free
     band.send_keys("\ue014")  # the right arrow
     assert "RSS 10.00 MiB, 90 % explained: 9.00 MiB tensors" in browser.text("#process-status")
     band.send_keys("\ue014")
@@ -160,3 +163,29 @@ def test_the_band_shows_the_readings(browser, tmp_path):
     assert sum(text.endswith((" s", " ns", " µs")) for text in written) >= 2
     browser.open(html(report_readings.empty(), tmp_path / "empty.html"))
     assert not browser.driver.find_elements("css selector", "#process-plot")
+
+
+LABELS = """
+    const written = [], write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+      if (this.canvas.closest("#process-plot")) written.push(text);
+      return write.call(this, text, ...more);
+    };
+    document.getElementById("theme").click(); // draws the charts again
+    document.getElementById("theme").click();
+    return written;
+"""
+
+
+@pytest.mark.parametrize(
+    ("most_mib", "labels"),
+    [
+        (404, ["0 B", "128 MiB", "256 MiB", "404 MiB"]),
+        (512, ["0 B", "256 MiB", "512 MiB"]),
+        (300, ["0 B", "128 MiB", "300 MiB"]),
+    ],
+)
+def test_the_band_names_even_steps_and_the_largest_size(browser, tmp_path, most_mib, labels):
+    reading = reading_of(tensor_bytes=[0, most_mib * MIB, 0])
+    browser.open(html(reading, tmp_path / "page.html"))
+    assert list(dict.fromkeys(text for text in browser.js(LABELS) if text.endswith("B"))) == labels
