@@ -15,7 +15,7 @@ from memwatch.capture import Capture
 from memwatch.capture import load as load_capture
 from memwatch.capture import save as save_capture
 from memwatch.errors import CaptureError
-from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.gc_pause import pause_gc, resume_gc
 
 if TYPE_CHECKING:
     from memwatch.analysis.compare import Comparison, PeakSites

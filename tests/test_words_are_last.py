@@ -90,6 +90,7 @@ _IDENTIFIERS: Final = {
     "IPython": "a module, looked up in sys.modules",
     "torch": "a module, looked up in sys.modules",
     "foreach": "an option of torch's optimizers",
+    "top": "a key of the data of a measurement",
     "fused": "an option of torch's optimizers",
     "out": "the overload of an op that writes where it is told",
     "x": "a permission of a mapping, as the kernel writes it",

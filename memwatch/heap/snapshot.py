@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from memwatch.gc_pause import pause_gc, resume_gc
 from memwatch.heap.autograd import NativeEdge, autograd_edges, seen_through
 from memwatch.heap.c_held import Unlisted, c_held_edges, keeps_in_c, shared_memory_edges, untracked
 from memwatch.heap.classes import Classes, are_all_among, derives, identities, ids_of, of_classes
 from memwatch.heap.frames import is_own_code, is_test_runner_code, without_empty_dictionaries
-from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import (
     SHOWS_CALLBACKS_AT_EXIT,
     Held,

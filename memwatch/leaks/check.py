@@ -21,10 +21,10 @@ import torch
 from memwatch._torch.autograd import next_sequence_nr
 from memwatch._torch.lookup import is_older_than
 from memwatch._torch.tensors import use_count_of
+from memwatch.gc_pause import collect
 from memwatch.heap.c_held import borrowed_memories
 from memwatch.heap.classes import derives, ids_of, of_classes
 from memwatch.heap.frames import is_own_code
-from memwatch.heap.pause import collect
 from memwatch.heap.roots import count_hidden_callbacks_at_exit
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import UNREACHED, Snapshot

@@ -25,12 +25,12 @@ import torch
 from memwatch._torch.autograd import AccumulateGrad
 from memwatch._torch.autograd_state import autograd_state, base_of
 from memwatch._torch.tensors import device_of
+from memwatch.gc_pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.c_held import borrowed_memories
 from memwatch.heap.frames import is_import, is_own_code
 from memwatch.heap.names import instance_dict
 from memwatch.heap.paths import Step, steps_of
-from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.search import search
 from memwatch.heap.shapes import key_of

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.autograd import sequence_nr_of
 from memwatch._torch.autograd_state import autograd_state, requires_grad
+from memwatch.gc_pause import HAS_THREE_GENERATIONS, calls, recent_objects, stop_calling
 from memwatch.heap.classes import of_classes
-from memwatch.heap.pause import HAS_THREE_GENERATIONS, calls, recent_objects, stop_calling
 from memwatch.heap.tensors import TypeFilter, is_storage, is_tensor, quiet
 from memwatch.leaks.new_storages import (
     NewStorages,

@@ -24,11 +24,11 @@ from memwatch._torch.dispatch import schema_of
 from memwatch._torch.dynamo import skip_frames_of
 from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
 from memwatch._torch.tensors import device_of
+from memwatch.gc_pause import GcPause, age_everything, pause_gc, resume_gc, stop_calling
 from memwatch.heap.autograd import autograd_edges, is_sparse, seen_through, sparse_parts
 from memwatch.heap.classes import class_ids, is_a, of_classes
 from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.names import instance_dict
-from memwatch.heap.pause import GcPause, age_everything, pause_gc, resume_gc, stop_calling
 from memwatch.heap.tensors import (
     TypeFilter,
     is_simulated,

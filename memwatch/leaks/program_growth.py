@@ -41,10 +41,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id, next_sequence_nr
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modules import MODULE_CALL_CODE
+from memwatch.gc_pause import objects_since
 from memwatch.heap.classes import identities, is_a, without_identities
 from memwatch.heap.frames import FrameMark
 from memwatch.heap.paths import Step
-from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace

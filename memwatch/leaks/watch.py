@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from memwatch.errors import MemwatchError
+from memwatch.gc_pause import collect, pause_gc, recent_objects, resume_gc
 from memwatch.heap.classes import identities, without_identities
-from memwatch.heap.pause import collect, pause_gc, recent_objects, resume_gc
 from memwatch.leaks.cause import holder_of
 from memwatch.leaks.diagnose import Diagnosis, diagnose
 from memwatch.leaks.excuses import Exemptions

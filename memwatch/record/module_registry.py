@@ -15,11 +15,11 @@ from torch import nn
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.rows import ModulesRow
 from memwatch.capture.schema import NONE, PLACES_OF_MODULES
+from memwatch.gc_pause import pause_gc, resume_gc
 from memwatch.heap.classes import is_a
 from memwatch.heap.frames import read_locals
 from memwatch.heap.module_tables import module_dict, table_entries
 from memwatch.heap.names import class_name
-from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import running
 from memwatch.heap.variable_search import find_modules, living_modules
 from memwatch.own_code import CodeOwner

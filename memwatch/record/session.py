@@ -27,7 +27,7 @@ from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
 from memwatch.encoding import ReplayInputs
 from memwatch.errors import MemwatchError
-from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.gc_pause import pause_gc, resume_gc
 from memwatch.record import context, native, python
 from memwatch.record.allocator import AllocatorChannel, StartedThreads, WaitingEvents
 from memwatch.record.arguments import ArgumentRecorder

@@ -41,7 +41,7 @@ from memwatch._torch.distributed import (
 from memwatch._torch.dynamo import skip_frames_of
 from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
-from memwatch.heap.pause import GcPause, pause_gc, resume_gc
+from memwatch.gc_pause import GcPause, pause_gc, resume_gc
 from memwatch.patches import Patches
 from memwatch.record.compilers import is_tracing
 from memwatch.record.harmless import Harmless, call_when_freed

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import memwatch
-from memwatch.heap import pause
-from memwatch.heap.pause import is_gc_paused, pause_gc, resume_gc
+from memwatch import gc_pause as pause
+from memwatch.gc_pause import is_gc_paused, pause_gc, resume_gc
 
 
 def test_the_last_of_two_pauses_switches_collection_on():

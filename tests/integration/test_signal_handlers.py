@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch._torch.modules import module_call
-from memwatch.heap.pause import is_gc_paused
+from memwatch.gc_pause import is_gc_paused
 from memwatch.record import arguments, module_registry
 from memwatch.record.harmless import uninterrupted
 from memwatch.record.holders.sample import Sample

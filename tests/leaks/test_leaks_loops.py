@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memwatch.heap.pause import HAS_THREE_GENERATIONS
+from memwatch.gc_pause import HAS_THREE_GENERATIONS
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.leaks.loops import Component, KnownLoops
 

@@ -16,7 +16,7 @@ import torch
 
 from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import NONE
-from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.gc_pause import pause_gc, resume_gc
 from memwatch.heap.roots import calls_with, forget_calls
 from memwatch.record.clock import ticks
 from memwatch.record.harmless import uninterrupted
