@@ -48,6 +48,7 @@ from memwatch.leaks.excuses import (
     excuse_for,
     exempt_edges,
     identity,
+    is_certainly_old,
     latest_references,
     may_have_latest,
     older_items_follow,
@@ -904,7 +905,7 @@ def _from_lasting_root(snapshot: Snapshot, reached: Reached, chain: list[int]) -
     olds = [bool(is_old) for is_old in are_old(snapshot, chain)]
     owner = next((at for at, is_old in enumerate(olds) if at and not is_old), 1) - 1
     if not owner:  # a new object in the variable leads to an old container, as by its class
-        owner = max((at for at, is_old in enumerate(olds) if is_old), default=0)
+        owner = max((at for at, place in enumerate(chain) if is_certainly_old(snapshot, place)), default=0)
     if not owner or not reached.from_modules.reaches(chain[owner]):
         return chain
     return [*reached.from_modules.path(chain[owner]), *chain[owner + 1 :]]

@@ -209,6 +209,11 @@ def are_old(snapshot: Snapshot, chain: Sequence[int]) -> list[bool]:
     return old
 
 
+def is_certainly_old(snapshot: Snapshot, place: int) -> bool:
+    """Return True if an object existed before the runs, and gc would list it as new if it did not."""
+    return snapshot.is_old(place) and not _may_hide_its_age(snapshot.objects[place])
+
+
 def identity(snapshot: Snapshot, chain: Sequence[int], at: int) -> Hashable:
     """Return what identifies an owner on a chain from a root, or from an owner; those made anew share one."""
     obj = snapshot.objects[chain[at]]
