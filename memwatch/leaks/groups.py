@@ -38,6 +38,7 @@ from memwatch.leaks.cause import (
     edit_of,
     holder_of,
     is_registration,
+    name_in_series,
     series_of,
 )
 from memwatch.leaks.excuses import is_latest
@@ -48,6 +49,7 @@ from memwatch.words.leaks import advice, hook_phrase, path_lines, site_phrase
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
+    from memwatch.heap.paths import Step
     from memwatch.kinds.edges import Edge
     from memwatch.leaks.leak import Survivor
     from memwatch.leaks.new_storages import NewStorage
@@ -362,38 +364,54 @@ def _runs(group: list[Survivor]) -> set[int]:
     return {survivor.storage.run for survivor in group}
 
 
-def _behind_single_entries(group: list[Survivor]) -> list[Survivor]:
-    """Return survivors with another reference to cut, if the container of the one they have has a single entry.
+def _behind_common_entries(group: list[Survivor]) -> list[Survivor]:
+    """Return survivors with another reference to cut, if they have one entry of a container in common.
 
-    Such a container does not grow. The first call often makes the list to which all calls add, as in a
+    A container to which each run adds an entry has one entry for each run. If the survivors of several runs lie behind
+    one entry, a container behind it grows. The first call often makes the list to which all calls add, as in a
     `defaultdict(list)`, and then the list is as new as its items.
     """
     runs = _runs(group)
-    while len(runs) > 1 and all(_is_single_entry(survivor) for survivor in group):
-        first = group[0].steps
-        start = 1 + next(at for at, step in enumerate(first) if step is group[0].cut)
-        end = next((at for at in range(start, len(first)) if first[at].edge.kind.row.is_entry), None)
-        above = [step.edge for step in first[:end]]
-        if end is None or any(
-            len(each.steps) <= end
-            or [step.edge for step in each.steps[:end]] != above
-            or each.steps[end].edge.owner != first[end].edge.owner
-            or each.steps[end].edge.kind is not first[end].edge.kind
-            for each in group
-        ):
+    # behind the only hook of a table, which each call may replace, the advice looks itself
+    while len(runs) > 1 and all(map(_is_behind_entry, group)) and not _is_of_hook(group[0]):
+        if len({tuple(step.edge for step in _steps_to_cut(each)) for each in group}) > 1:
             break
-        group = [replace(each, cut=each.steps[end]) for each in group]
+        of_container: dict[Hashable, list[Survivor]] = {}
+        for each in group:
+            below = each.steps[len(_steps_to_cut(each)) :]
+            entry = next((step for step in below if step.edge.kind.row.is_entry), None)
+            if entry is not None:
+                moved = replace(each, cut=entry, older_items_follow=False)
+                above = tuple(step.edge for step in _steps_to_cut(moved)[:-1])
+                of_container.setdefault((above, entry.edge.owner, entry.edge.kind), []).append(moved)
+        # the first run also makes objects that stay, such as the layer to which all calls add hooks
+        behind = max(of_container.values(), key=lambda found: len(_runs(found)), default=[])
+        if len(_runs(behind)) < 2 or not _runs(behind) >= runs - {min(runs)}:
+            break
+        group = behind
     return group
 
 
-def _is_single_entry(survivor: Survivor) -> bool:
+def _steps_to_cut(survivor: Survivor) -> list[Step]:
+    """Return the steps of a path up to the reference to cut."""
+    end = next((at for at, step in enumerate(survivor.steps) if step is survivor.cut), -1)
+    return survivor.steps[: end + 1]
+
+
+def _is_of_hook(survivor: Survivor) -> bool:
+    """Return True if registering a hook made the reference to cut."""
+    edges = [step.edge for step in survivor.steps]
+    return survivor.cut is not None and is_registration(survivor.cut.edge, edges)
+
+
+def _is_behind_entry(survivor: Survivor) -> bool:
+    """Return True if the reference to cut of a survivor is an entry that its words tell from the others."""
     edge = None if survivor.cut is None else survivor.cut.edge
     if edge is None or survivor.kind is not LeakKind.RETAINED or survivor.work is not None or survivor.looped:
         return False
-    is_in_steps = any(step is survivor.cut for step in survivor.steps)
-    if is_registration(edge, [step.edge for step in survivor.steps]):
-        return False  # of the only hook of a table, which each call may replace, the advice looks behind it itself
-    return is_in_steps and edge.kind.row.is_entry and edge.owner is not None and edge.owner.count == 1
+    is_only = edge.owner is not None and edge.owner.count == 1
+    is_told = is_only or edge.position is not None or name_in_series(edge) == "*"
+    return edge.kind.row.is_entry and is_told and bool(_steps_to_cut(survivor))
 
 
 def leak_of(
@@ -417,8 +435,9 @@ def leak_of(
         grows: True if the leak is one tensor that becomes larger.
         with_graph: True if the tensors are known to have a graph. By default, their paths show it.
     """
+    cause = _cause(_shown(group))  # one call, which does not show such an entry, has the same cause
     if per_call:
-        group = _behind_single_entries(group)
+        group = _behind_common_entries(group)
     shown = _without_index(_shown(group))
     nearest = _nearest(group, shown)
     largest = max(
@@ -486,7 +505,7 @@ def leak_of(
         cut=grows_at,
         cycle_length=0 if shown.kind.is_reached else shown.cycle_length,
         branch=shown.branch,
-        cause=_cause(shown),
+        cause=cause,
         cuts=tuple(lines[id(edge)] for edge in cuts),
         also=_other_holders(group, holder),
         added_at=_added_at(shown, nearest, lines, remedy),

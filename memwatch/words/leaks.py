@@ -171,8 +171,8 @@ LATER_OPTIMIZERS: Final = (
     "check it, run at least {passes} trials"
 )
 UNSEEN: Final = (
-    "not decided: each {round} left about {nodes} ({size}), but memwatch found no Python reference that keeps them. "
-    "C++ code may keep them, such as a list attribute of a scripted module"
+    "not decided: each {round} left about {nodes} ({size}), and memwatch does not know what keeps them. It may be a "
+    "container of `ctx` or `grad_fn` objects, or C++ code, such as a list attribute of a scripted module"
 )
 SELDOM: Final = (
     "not decided: in {number} rounds ({round}), {holder} got tensors with the graphs of {count} and kept them. It may "

@@ -778,26 +778,12 @@ def _tidy():
     normalized.cache_clear()
 
 
-_AT_ONCE = 14
-"""Programs of one search of the heap."""
-
-
-@pytest.mark.parametrize("part", range(-(-len(CASES) // _AT_ONCE)))
-def test_each_change_that_an_advice_offers_ends_the_leak(part):
-    cases = CASES[part * _AT_ONCE : (part + 1) * _AT_ONCE]
-    told = [leak.advice for leak in find_leaks(lambda: [leak("") for _, leak, _ in cases] and None)]
-    missing = [
-        leak.__name__
-        for remedy, leak, _ in cases
-        if not any(words in each for each in told for words in _sentences(remedy))
-    ]
-    assert missing == [], told
-    assert [
-        str(leak)
-        for leak in find_leaks(
-            lambda: [mended(take) for _, mended, takes in cases for take in takes] and None
-        )
-    ] == []
+@pytest.mark.parametrize(("remedy", "program", "takes"), CASES, ids=[each[1].__name__ for each in CASES])
+def test_each_change_that_an_advice_offers_ends_the_leak(remedy, program, takes):
+    """One program at a time: lists that one dictionary keeps are one leak, and its advice names one of them."""
+    told = [leak.advice for leak in find_leaks(program, "")]
+    assert any(words in each for each in told for words in _sentences(remedy)), told
+    assert [str(leak) for leak in find_leaks(lambda: [program(take) for take in takes] and None)] == []
 
 
 def _sentences(remedy):
