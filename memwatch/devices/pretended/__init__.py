@@ -1,9 +1,9 @@
 """Pretend a CUDA device for a program with fake tensors, which need no memory.
 
-The functions of torch's CUDA module are replaced by functions that need no GPU. If this torch is built without CUDA, its C++
-needs some more code, which `src/device.cpp` has. This library works with one version of torch. Its file name contains
-the version and a digest of the source. A wheel has a library for each release of torch. For another torch, the first
-estimate on a machine compiles the library in some seconds and puts it in the user's cache.
+The functions of torch's CUDA module are replaced by functions that need no GPU. If this torch is built without CUDA,
+its C++ needs some more code, which `src/device.cpp` has. This library works with one version of torch. Its file name
+contains the version and a digest of the source. A wheel has a library for each release of torch. For another torch, the
+first estimate on a machine compiles the library in some seconds and puts it in the user's cache.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ _ANSWERS: Final[dict[str, Any]] = {
     "memory_summary": "",
     "utilization": 0,
 }
-"""Functions of torch's CUDA module that always return the same result, and this result. The GPU is of the Hopper generation."""
+"""Functions of the CUDA module that always return the same result, and this result. The GPU is of the Hopper
+generation."""
 _BYTE_COUNTS: Final = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
 )  # fmt: skip
-"""Functions of torch's CUDA module that return byte counts. If a program calls one, the estimate contains a note about it."""
+"""Functions of the CUDA module that return byte counts. If a program calls one, the estimate contains a note about it."""
 _TOTAL_BYTES: Final = 80 << 30
 """Memory of the pretended GPU in bytes: 80 GiB, like an A100 or H100. A guess."""
 _PROPERTIES: Final = {
