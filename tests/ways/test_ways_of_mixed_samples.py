@@ -127,6 +127,41 @@ def test_a_product_with_a_matrix_that_sums_over_the_samples_gets_no_split(produc
     assert _is_split(model, lambda x: product(model(x)).square().mean(), x) == is_offered
 
 
+class _Timed(nn.Module):
+    """Has a number for each sample beside the batch, such as its time in a diffusion."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.body, self.product = _chain(), product
+
+    def forward(self, x, times):
+        return self.body(x) * self.product(times).mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("product", "is_offered"),
+    [
+        (
+            lambda times: functional.linear(times[:, None], torch.ones(_CLASSES, 1), torch.ones(_CLASSES)),
+            True,
+        ),
+        (lambda times: (torch.ones(_CLASSES, 1) @ times[None]).T, True),
+        (lambda times: (torch.ones(7, 5) @ (torch.ones(5, 1) @ times[None])).T, True),
+        (lambda times: times[None] @ torch.ones(_BATCH, _CLASSES), False),
+        (lambda times: torch.ones(1, _BATCH) @ times[:, None], False),
+        (lambda times: torch.ones(_BATCH, _BATCH) @ times[:, None], False),
+    ],
+)
+def test_a_product_with_one_number_for_each_sample_combines_no_samples(product, is_offered):
+    """The twins sum over these numbers. The storage of `times[:, None]` has one dimension."""
+    model, batch = _Timed(product), (torch.randn(_BATCH, _WIDTH), torch.rand(_BATCH))
+
+    def loss_of(x, times):
+        return model(x, times).square().mean()
+
+    assert _is_split(model, loss_of, *batch) == is_offered
+
+
 @pytest.mark.parametrize("width", [16, 24])
 def test_a_linear_layer_combines_no_samples_of_images_that_are_as_wide_as_the_batch(width):
     """Their storage `[16, 3, 16, 16]` has the sizes of the matrix `[768, 16]`. Its transpose fits the layer too."""

@@ -230,7 +230,7 @@ def _sums_over_samples(given: list[list[int]], result: list[int], derived: list[
     """Return True if a product of two matrices, or of two stacks of matrices, sums over the samples.
 
     The sizes of an argument are those of its storage, so the argument may be a transposed matrix, or may have fewer
-    dimensions.
+    dimensions. The dimension of a sum over the samples is a multiple of the batch.
     """
     if len(given) < 2:
         return False
@@ -242,6 +242,8 @@ def _sums_over_samples(given: list[list[int]], result: list[int], derived: list[
     ]
     if len(result) == 1:  # a matrix and a vector
         return has_batch[1] and len(second) == 1
+    # `t[:, None]` has the storage of the vector `t`: a column, or a row if it is transposed
+    first, second = (its if len(its) > 1 else [*its, 1] for its in (first, second))
     stack, rows, columns = math.prod(result[:-2]), result[-2], result[-1]
     if stack > 1 and stack % batch == 0:
         return False  # one product for each sample
@@ -253,10 +255,10 @@ def _sums_over_samples(given: list[list[int]], result: list[int], derived: list[
         summed = math.prod(second) // columns
         if _lies_as_matrix(first, rows, summed):
             return False
-        return rows == first[-1] and summed == math.prod(first[:-1])
+        return rows == first[-1] and summed == math.prod(first[:-1]) and summed % batch == 0
     if has_batch[1]:  # w @ x, which sums over the samples, or w @ x.T
         if columns == second[-1]:
-            return True
+            return math.prod(second[:-1]) % batch == 0
         return columns != math.prod(second[:-1]) and columns % batch != 0
     return False
 
