@@ -27,6 +27,7 @@ from memwatch.sizes import format_bytes, parse_bytes
 from memwatch.way_lines import LOADED, UNSAVED
 from memwatch.words import fit as words
 from memwatch.words.storages import short_op
+from memwatch.words.ways import PLACE_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -186,10 +187,11 @@ def _estimated(
 
 def _code(kept: Measurement, names: Expressions, plan_path: str | None = None) -> str:
     """Return the lines for the program. If the way has a plan, the lines load it from a file."""
-    if kept.way.plan is None:
-        return kept.way.code(names)
-    comment = UNSAVED if plan_path is None else ""
-    return LOADED.format(path=plan_path or "step.plan", comment=comment) + kept.way.code(names)
+    lines = kept.way.code(names)
+    if kept.way.plan is not None:
+        comment = UNSAVED if plan_path is None else ""
+        lines = LOADED.format(path=plan_path or "step.plan", comment=comment) + lines
+    return f"{PLACE_IN.format(function=names.function)}\n{lines}" if names.function and lines else lines
 
 
 def _searched(

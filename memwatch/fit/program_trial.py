@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import os
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,9 +22,8 @@ from memwatch.fit.blocks import SavedScan
 from memwatch.fit.live_bytes import LiveBytes, LivingStorages, count_live_bytes, device_of
 from memwatch.fit.state import fingerprint, optimizers_of, random_states
 from memwatch.fit.trial import LEARNING_STEPS, OUT_OF_MEMORY, Measurement, plan_of, trained
-from memwatch.fit.way import Applied, Expressions, Way, expressions_of
-from memwatch.heap.frames import read_locals
-from memwatch.heap.variable_search import Making, is_made_later, making_of
+from memwatch.fit.way import Applied, Expressions, Way
+from memwatch.heap.variable_search import Making, making_of, names_in_one_call
 from memwatch.kinds.fit import DEFAULT_STEPS
 from memwatch.own_code import is_program_code
 from memwatch.patches import Patches
@@ -35,7 +34,6 @@ from memwatch.words import fit as words
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from contextlib import AbstractContextManager
-    from types import FrameType
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -106,6 +104,11 @@ class ProgramTrial:
     def optimizers(self) -> list[Optimizer]:
         """Its optimizers."""
         return [] if self._run is None else self._run.optimizers
+
+    @property
+    def makes_optimizers_later(self) -> bool:
+        """Whether a library makes its optimizers when the training begins."""
+        return self.names.are_made_later
 
     @property
     def left_bytes(self) -> int:
@@ -305,11 +308,15 @@ class _Run:
         if not self.optimizers:
             return
         self.model, self.device = module, device_of(module)
-        are_made_later = any(
-            is_made_later(self._makings.get(id(each)), sys._getframe(1)) for each in self.optimizers
+        found = names_in_one_call([module, *self.optimizers], sys._getframe(1), self._makings)
+        nameless = [each for each in map(id, self.optimizers) if each not in found.names]
+        self.names = replace(
+            Expressions.of(found.names, module, self.optimizers),
+            function=found.function,
+            are_made_later=any(
+                each in self._makings and self._makings[each].function is None for each in nameless
+            ),
         )
-        names = expressions_of(_spaces(), module, self.optimizers)
-        self.names = dataclasses.replace(names, are_made_later=are_made_later)
         if self._pre_hook is not None:
             self._pre_hook.remove()  # a compiler would trace it into the model
         self.applied = Applied(self._way, module, self.optimizers)
@@ -334,14 +341,3 @@ class _Run:
             gc.collect()
             self._window.enter_context(self._within())
         self._last_ns = time.perf_counter_ns()
-
-
-def _spaces() -> list[dict[str, Any]]:
-    """Return the variables of the program's running calls, the outermost first."""
-    frame: FrameType | None = sys._getframe(2)
-    found: list[dict[str, Any]] = []
-    while frame is not None:
-        if is_program_code(frame.f_code.co_filename):
-            found.append(read_locals(frame))  # `f_locals` would keep the batch alive
-        frame = frame.f_back
-    return found[::-1]

@@ -92,6 +92,10 @@ class Trial(Protocol):
         """The optimizers of its parameters."""
 
     @property
+    def makes_optimizers_later(self) -> bool:
+        """Whether a library makes its optimizers when the training begins, so no code before it can name them."""
+
+    @property
     def device(self) -> str:
         """The device whose memory is limited."""
 
@@ -327,6 +331,9 @@ class Search:
         # without `base`: a step in the backward already updates one parameter at a time and frees each gradient
         in_backward = Way((Change(Kind.STEP_IN_BACKWARD),))
         may_step_in_backward = self._may(Kind.STEP_IN_BACKWARD) and _is_part(Kind.STEP_IN_BACKWARD, predicted)
+        if self._trial.makes_optimizers_later:  # its hooks must be there before the first backward
+            may_step_in_backward = False
+            self._reason(words.OPTIMIZER_IS_LATER, Kind.STEP_IN_BACKWARD)
         if may_step_in_backward and Kind.STEP_IN_BACKWARD.value in predicted:
             yield self._try(in_backward)
         self._reason(words.NOT_IN_BACKWARD, Kind.STEP_IN_BACKWARD)

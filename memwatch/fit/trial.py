@@ -101,6 +101,7 @@ class ModelTrial:
     """
 
     left_bytes = 0  # failed trials leave their memory in the program's own process, where it counts
+    makes_optimizers_later = False  # the program calls `fit` when it has its optimizers
 
     def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
         self.model, self.device = model, device

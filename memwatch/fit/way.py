@@ -32,6 +32,7 @@ class Expressions:
 
     Attributes:
         unknown: words among them that are no variable of the program; a comment asks the user to replace them.
+        function: the function in which they are valid; "" for the body of a script, or if it is not known.
         are_made_later: whether a library makes the optimizers when the training begins, so that no code before it can
             name them.
     """
@@ -39,7 +40,25 @@ class Expressions:
     model: str = "model"
     optimizers: tuple[str, ...] = ("optimizer",)
     unknown: tuple[str, ...] = ()
+    function: str = ""
     are_made_later: bool = False
+
+    @classmethod
+    def of(cls, names: Mapping[int, str], model: nn.Module, optimizers: Sequence[Optimizer]) -> Expressions:
+        """Return the expressions for a model and its optimizers, with a word for each object that has none.
+
+        Args:
+            names: the expressions, by the `id` of the object.
+            model: the model.
+            optimizers: its optimizers.
+        """
+        fallback = (
+            ["optimizer"] if len(optimizers) == 1 else [f"optimizer_{n}" for n in range(len(optimizers))]
+        )
+        objects = zip((model, *optimizers), ("model", *fallback), strict=True)
+        named = [(names.get(id(each)), word) for each, word in objects]
+        of_model, *of_optimizers = [name or word for name, word in named]
+        return cls(of_model, tuple(of_optimizers), tuple(word for name, word in named if name is None))
 
 
 @dataclass(frozen=True)
@@ -261,11 +280,9 @@ def expressions_of(
         model: the model.
         optimizers: its optimizers.
     """
-    fallback = ["optimizer"] if len(optimizers) == 1 else [f"optimizer_{n}" for n in range(len(optimizers))]
-    names = [_name(spaces, each) for each in (model, *optimizers)]
-    named = list(zip(names, ["model", *fallback], strict=True))
-    of_model, *of_optimizers = [name or word for name, word in named]
-    return Expressions(of_model, tuple(of_optimizers), tuple(word for name, word in named if name is None))
+    found = {id(each): _name(spaces, each) for each in (model, *optimizers)}
+    names = {key: name for key, name in found.items() if name is not None}
+    return Expressions.of(names, model, optimizers)
 
 
 def variables_of(step: Callable[[], Any]) -> list[Mapping[str, Any]]:

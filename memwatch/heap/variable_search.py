@@ -137,18 +137,6 @@ def making_of(made: object, frame: FrameType | None) -> Making:
     return Making(frozenset(places), function)
 
 
-def is_made_later(making: Making | None, frame: FrameType | None) -> bool:
-    """Return True if a library made an object in the lines that the program's calls still run.
-
-    Args:
-        making: how the object was made; None if this is not known.
-        frame: the innermost call.
-    """
-    if making is None or making.function is not None:
-        return False
-    return not making.places.isdisjoint(making_of(None, frame).places)
-
-
 def _place_of(call: FrameType) -> tuple[int, int, int]:
     """Return a running call and its current instruction, without a reference to them."""
     return id(call), id(call.f_code), call.f_lasti

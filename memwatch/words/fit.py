@@ -114,6 +114,9 @@ NO_LOSS: Final = (
 NOT_RECORDED: Final = "no step of the program could be recorded"
 NO_LISTS: Final = "the optimizers update one parameter at a time already, or in one kernel"
 NO_GRADIENTS_WAIT: Final = "no gradients are alive when the model is called"
+OPTIMIZER_IS_LATER: Final = (
+    "a library makes the optimizer when the training begins, so no code before it can change it"
+)
 NOT_IN_BACKWARD: Final = (
     "a recording does not show that it gives the same results and lowers the peak: gradients may be accumulated, "
     "clipped or read"

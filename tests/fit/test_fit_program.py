@@ -347,3 +347,78 @@ def test_memory_that_a_failed_run_leaves_counts_in_no_other_way():
         trial.run(Way((Change(Kind.CHECKPOINT, tuple(f"blocks.{number}" for number in range(4))),)))
     assert trial.run(Way()).peak_bytes == plain_bytes
     assert trial.left_bytes > 0
+
+
+_LIBRARY = """
+import torch
+
+
+class Trainer:
+    def __init__(self, model):
+        self.model, self.optimizer = model, None
+
+    def train(self, batch, steps=5):
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
+        for _ in range(steps):
+            self.model(batch).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+"""
+_TRAINED_BY_LIBRARY = """
+import sys
+sys.path.insert(0, "site-packages")
+import torch
+from torch import nn
+from trainer_of_tests import Trainer
+import memwatch
+
+def main():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    trainer = Trainer(model)
+    # here
+    trainer.train(torch.randn(4, 256))
+
+with memwatch.profile(holders=False) as prof:
+    main()
+print("peak", prof.peak_bytes)
+"""
+_UNRECORDED = _TRAINED_BY_LIBRARY.replace(
+    "memwatch.profile(holders=False) as prof", "open('log', 'w')"
+).replace('print("peak", prof.peak_bytes)', "")
+
+
+@pytest.fixture
+def fit_with_library(fit, tmp_path):
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "trainer_of_tests.py").write_text(_LIBRARY)
+    (tmp_path / "train.py").write_text(_UNRECORDED)
+    return fit
+
+
+def test_the_lines_for_the_optimizer_of_a_library_work_before_the_training(fit_with_library):
+    """The optimizer does not exist there yet. The lines name the function in which the model has its name."""
+    done = fit_with_library("--ways", "foreach", "--limit", "9MiB", "train.py")
+    assert done.returncode == 0, done.stderr
+    head, _, lines = done.stdout.partition("write before the training loop:\n")
+    assert "in main" in lines.strip().splitlines()[0]
+    promised_bytes = parse_bytes(re.search(r"with a peak of (\S+ \S+)", " ".join(head.split())).group(1))
+    ran = fit_with_library.func(_TRAINED_BY_LIBRARY.replace("    # here\n", textwrap.indent(lines, "    ")))
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout.split("peak ")[1]) == pytest.approx(promised_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_a_step_in_the_backward_is_tried_only_for_an_optimizer_that_exists_before_the_training(
+    fit_with_library, tmp_path, is_made_before
+):
+    """Its hooks would come too late for the first backward. A constructor of the library may make it early enough."""
+    if is_made_before:
+        making = "        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)\n"
+        early = _LIBRARY.replace(making, "").replace(
+            "self.optimizer = model, None\n", f"_ = model, None\n{making}"
+        )
+        (tmp_path / "site-packages" / "trainer_of_tests.py").write_text(early)
+    done = fit_with_library("--ways", "foreach,step_in_backward", "--limit", "6.8MiB", "train.py")
+    assert ("step_in_backward: peak" in done.stderr) == is_made_before, done.stderr
+    assert ("step_in_backward(trainer.optimizer)" in done.stdout) == is_made_before
