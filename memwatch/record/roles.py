@@ -389,8 +389,14 @@ class Owners:
             optimizer: the optimizer.
             frame: the innermost call.
         """
+        if len(self._makings) >= _MAX_NAMED_OPTIMIZERS:
+            self._makings = self._living_makings()
         if len(self._makings) < _MAX_NAMED_OPTIMIZERS:
             self._makings[id(optimizer)] = weakref.ref(optimizer), making_of(optimizer, frame)
+
+    def _living_makings(self) -> dict[int, tuple[weakref.ref[Any], Making]]:
+        """Return the makings of the optimizers that are alive. Another thread may make an optimizer meanwhile."""
+        return {number: each for number, each in list(self._makings.items()) if each[0]() is not None}
 
     def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> list[Tensor]:
         """Note that the tensors of an optimizer are parameters, and return them.
@@ -466,9 +472,7 @@ class Owners:
         roots = self.registry.roots()
         if len(optimizers) > _MAX_NAMED_OPTIMIZERS:
             return
-        makings = {
-            number: making for number, (reference, making) in self._makings.items() if reference() is not None
-        }
+        makings = {number: making for number, (_, making) in self._living_makings().items()}
         function, names, later_names = names_in_one_call([*optimizers, *roots.values()], frame, makings)
         nameless = [makings.get(id(each)) if id(each) not in names else None for each in optimizers]
         self.expressions = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import runpy
 import sys
+import traceback
 
 import pytest
 from torch.optim import optimizer as torch_optimizer
@@ -185,3 +186,43 @@ def test_an_optimizer_that_no_variable_leads_to_is_changed_where_the_program_mak
     way = _way(prof, kind)
     assert "configure" in way.lines
     assert record(_HOOK, way.lines).peak_bytes == pytest.approx(way.peak_bytes, rel=_LARGEST_ERROR_RATIO)
+
+
+_MANY = """
+import torch
+from torch import nn
+from trainer_of_tests import Trainer
+
+
+def main():
+    for rate in [0.1] * 12:
+        torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=rate)
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
+    trainer = Trainer(model)
+    batch = torch.randn(4, 256)
+    # LINES
+    trainer.train(batch)
+
+
+main()
+"""
+
+
+def test_the_optimizer_of_a_library_is_known_after_many_that_have_died(record):
+    """The makings of a few optimizers are kept, because a program may make thousands."""
+    assert record(_MANY).capture.meta["expressions"]["made_by_library"] == [True]
+
+
+def test_a_failing_optimizer_raises_its_own_error_while_a_block_is_open():
+    def error():
+        with pytest.raises(ValueError, match="empty") as raised:
+            torch_optimizer.Optimizer([], {})
+        return raised.value
+
+    plain, own = error(), torch_optimizer.Optimizer.__init__
+    with memwatch.profile():
+        recorded = error()
+    assert torch_optimizer.Optimizer.__init__ is own
+    assert (type(recorded), recorded.args, recorded.__context__) == (type(plain), plain.args, None)
+    innermost = [traceback.extract_tb(each.__traceback__)[-1] for each in (plain, recorded)]
+    assert innermost[0] == innermost[1]
