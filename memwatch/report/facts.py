@@ -387,12 +387,18 @@ def _the_peak(reading: DeviceReading) -> str:
 def _headline_of_ways(changes: pd.DataFrame, sentence: str, the_peak: str) -> str:
     """Return a sentence with the peak after the first change.
 
-    If a view shows the code of a later change, the sentence also has the peak after that change.
+    If a view shows the code of a later change, the sentence begins with the peak after that change.
+
+    Args:
+        changes: the changes, from `listed_ways`.
+        sentence: the sentence for a first change whose code is shown.
+        the_peak: the words for the peak.
     """
     _, chosen = shown_ways(changes, most=len(changes))
-    peaks = [format_bytes(int(nbytes)) for nbytes in changes["peak_bytes"]]
-    peak = words.HEADLINE_CODE.format(first=peaks[0], peak=peaks[chosen]) if chosen else peaks[0]
-    return sentence.format(the_peak=the_peak, peak=peak)
+    first, with_code = (format_bytes(int(changes["peak_bytes"].iloc[row])) for row in (0, chosen))
+    if chosen:
+        return words.HEADLINE_CODE.format(the_peak=the_peak, peak=with_code, first=first)
+    return sentence.format(the_peak=the_peak, peak=first)
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:

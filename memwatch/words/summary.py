@@ -37,8 +37,10 @@ HEADLINE_INSTEAD: Final = " If you make the first change below instead, it falls
 HEADLINE_INCLUDED: Final = " If you make the first change below, which includes that fix, it falls to {peak}."
 """For a change that includes the change of the finding."""
 HEADLINE_WAY: Final = " If you make the first change below, {the_peak} falls to {peak}."
-HEADLINE_CODE: Final = "{first} ({peak} with the code below)"
-"""Where the first change needs a decision, the code of a later one is shown."""
+HEADLINE_CODE: Final = (
+    " With the code below, {the_peak} falls to {peak}; with the first change of the list, to {first}."
+)
+"""Where the first change needs a decision, and the code is that of a later change."""
 """The first sentences of the page and of the summary."""
 
 CUT_OFF: Final = "{ended}{when}. The whole program may have a higher peak, before and after each change."

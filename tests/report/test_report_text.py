@@ -20,7 +20,7 @@ from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.analysis.findings.finding import Finding
 from memwatch.fit.result import ways_text
 from memwatch.kinds.findings import FindingKind
-from memwatch.report import terminal
+from memwatch.report import facts, terminal
 from memwatch.report.console import middle
 from memwatch.report.facts import evidence_text, headline
 from memwatch.report.stats import format_stats, stats
@@ -472,3 +472,27 @@ def test_where_no_change_is_known_a_forward_that_saves_much_is_said_to_need_chec
     text = " ".join(prof.summary().split())
     assert "memwatch knows no change that would lower the peak" in text
     assert ("put parts of your forward into functions" in text) is not checkpoints
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("decision", ["", "the loss must be a mean"])
+def test_the_headline_begins_with_the_peak_of_the_code_that_is_shown(monkeypatch, decision):
+    """If the first change needs a decision, the code is that of a later one."""
+    found = pd.DataFrame({"peak_bytes": [2**20, 3 * 2**20], "decision": [decision, ""], "kind": ["a", "b"]})
+    monkeypatch.setattr(facts, "listed_ways", lambda reading: found)
+    text = headline(_plain_step())
+    if decision:
+        assert (
+            "With the code below, the peak falls to 3.00 MiB; with the first change of the list, to 1.00 MiB."
+            in text
+        )
+    else:
+        assert "If you make the first change below, the peak falls to 1.00 MiB." in text
+        assert "With the code below" not in text
+
+
+def _plain_step():
+    with memwatch.profile() as prof:
+        x = torch.ones(2**20, requires_grad=True)
+        x.exp().sum().backward()
+    return prof
