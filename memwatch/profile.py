@@ -69,7 +69,8 @@ class Profile(Reading):
         replaces_file: whether the capture may replace an existing file.
         on_step: called after each `step()`.
         holders_from_bytes: holders are searched for only while the block's own live bytes on a device are at least
-            this. A search takes longer than the ops of a small test.
+            this. A search takes longer than the ops of a small test. Memory of another thread counts once an op of the
+            block uses it. No finding is about such memory, because the ops of the other thread are not recorded.
         gives_way: whether the recording ends when the program opens a `profile()` block. This is True for the recording
             of a whole program. Otherwise the program's own block would raise an error.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -35,6 +37,27 @@ def test_the_findings_of_the_least_size_stay_the_same():
     every = recorded(0)
     prof = recorded(256 * KIB)
     assert 0 < prof.meta["holder_samples"] <= every.meta["holder_samples"]
+    assert [(each.kind, each.holder, each.nbytes) for each in prof.findings] == [
+        (each.kind, each.holder, each.nbytes) for each in every.findings
+    ]
+    assert any(each.nbytes == 256 * KIB for each in prof.findings)
+
+
+@pytest.mark.parametrize("uses_it", [False, True])
+def test_memory_of_another_thread_hides_no_finding_of_the_least_size(uses_it):
+    """The other thread makes most of the peak. It counts only if the block uses it, and is no finding itself."""
+    prof = memwatch.profile()
+    every = memwatch.profile()
+    for each, from_bytes in ((every, 0), (prof, 256 * KIB)):
+        each.holders_from_bytes = from_bytes
+        made = []
+        with each:
+            thread = threading.Thread(target=lambda to=made: to.append(torch.ones(KIB, KIB)))
+            thread.start()
+            thread.join()
+            if uses_it:
+                made[0].sum()
+            drag()
     assert [(each.kind, each.holder, each.nbytes) for each in prof.findings] == [
         (each.kind, each.holder, each.nbytes) for each in every.findings
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from memwatch.analysis.facts.biographies import DRAG, LAG, VOID
 from memwatch.analysis.findings.finding import Candidate, as_one, by_holder
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
@@ -16,6 +18,7 @@ from memwatch.words.findings import EARLIER_MODELS, GRADIENTS, GRAPH_AFTER_BACKW
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.moment import Moment
+    from memwatch.kinds.edges import Edge
 
 
 def find_void(moment: Moment) -> list[Candidate]:
@@ -38,8 +41,8 @@ def find_drag(moment: Moment) -> list[Candidate]:
 
     Memory that a later pass of a loop needs is not drag. Memory that an earlier pass made, and each pass makes anew,
     belongs to the rule `iteration`, or to no rule: the pass that replaces it has just read it. A `del` cannot be
-    inside a statement, such as the call of a model with an input. Another thread, or compiled code, that runs
-    afterwards may use the memory.
+    inside a statement, and frees nothing that a running call of a library has too. Another thread, or compiled code,
+    that runs afterwards may use the memory.
     """
     loops, op, facts = moment.evidence.loops, moment.op, moment.facts
     held = (
@@ -49,17 +52,60 @@ def find_drag(moment: Moment) -> list[Candidate]:
         and not unrecorded_code_ran_while_idle(facts, allocation)
         and not loops.is_needed_in_another_pass(allocation, op)
         and not loops.is_last_used_in_same_statement(allocation, op)
+        and not _is_held_by_call_of_library(moment, variables)
         and not _is_in_running_statement(moment, allocation, variables[0])
         and not (loops.is_made_anew(allocation, op) and loops.is_of_earlier_pass(allocation, op))
     )
     return [_freed_at_once(each, facts) for each in by_holder(FindingKind.DRAG, held, facts.allocations)]
 
 
+def _is_held_by_call_of_library(moment: Moment, variables: list[Holder]) -> bool:
+    """Return True if a variable of a running call of torch or of a library has it as well.
+
+    No `del` in the program frees the memory before this call returns. For example, torch's call of a module keeps the
+    arguments until the module returns. If the program has no code of its own, only torch's calls count.
+    """
+    has_program_code = moment.facts.call_stacks.has_program_code
+    return any(
+        each.foreign
+        and each.is_likely
+        and each.kind in (HolderKind.ARGUMENT, HolderKind.LOCAL)
+        and (has_program_code or each.is_of_torch)
+        for each in variables
+    )
+
+
 def _is_in_running_statement(moment: Moment, allocation: int, holder: Holder) -> bool:
     """Return True if a call's own variable holds it, and the statement of this call that used it last still runs."""
     if len(holder.edges) != 1 or not holder.kind.row.is_of_call:
         return False
-    return moment.evidence.loops.is_last_used_in_running_statement(allocation, moment.op, holder.edges[0])
+    variable = holder.edges[0]
+    return moment.evidence.loops.is_last_used_in_running_statement(
+        allocation, moment.op, variable
+    ) and not _has_a_later_result(moment, allocation, variable)
+
+
+def _has_a_later_result(moment: Moment, allocation: int, variable: Edge) -> bool:
+    """Return True if a variable of the same call holds memory that was made after the last use of an allocation.
+
+    So a statement has ended meanwhile: the line is in a loop, or has several statements.
+    """
+    facts = moment.facts
+    made, last_op = facts.allocations.op, int(facts.use_bounds.last_op[allocation])
+    later = np.flatnonzero(moment.alive & (made > last_op) & (made <= moment.op))
+    return any(
+        holder.is_likely and len(holder.edges) == 1 and _are_of_one_call(holder.edges[0], variable)
+        for row in later.tolist()
+        for holder in moment.evidence.holders.variables(row, moment.op)
+    )
+
+
+def _are_of_one_call(variable: Edge, other: Edge) -> bool:
+    """Return True if two variables are of one call, whatever line the call has reached."""
+    owner, of_other = variable.owner, other.owner
+    if owner is None or of_other is None or not other.kind.row.is_call_variable:
+        return False
+    return all(getattr(owner, name) == getattr(of_other, name) for name in ("kind", "name", "file", "thread"))
 
 
 def _freed_at_once(candidate: Candidate, facts: Facts) -> Candidate:
