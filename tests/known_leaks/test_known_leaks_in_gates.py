@@ -36,7 +36,7 @@ LIKE_CACHES = ("loaders", "transformers")
 """The programs whose leak one run cannot show.
 
 Of the loaders, one slot has the newest and is the shortest path to it. The next run fills it again, so memwatch
-lists it as kept. The `lru_cache` of transformers has a limit, so memwatch takes it for a cache.
+lists it as kept. The `lru_cache` of transformers has a limit of its author, so a check of one run reports no entry.
 """
 _TESTS = 5
 
