@@ -371,8 +371,9 @@ def _ops_of_parts(facts: Facts, window: range) -> NDArray[np.bool_]:
     """Return for each op of the recording whether the parts of a batch would run it.
 
     In a stretch with a backward, these ops are connected to it: a backward runs through them, or their results reach
-    such an op (a teacher), or they read the result of such an op (a metric). An evaluation before the forward is not
-    connected, because only parameters and buffers are common to both. A stretch without a backward has none of them.
+    such an op (a teacher), or they read the result of such an op (a metric) or its inputs (the number of valid
+    targets). An evaluation before the forward is not connected, because only parameters and buffers are common to both.
+    A stretch without a backward has none of them.
     """
     uses, phase = facts.capture.tables["uses"], facts.capture.tables["ops"]["phase"]
     uses_by_op, storage, is_output = Grouped(uses["op"]), uses["storage"], uses["access"] == _OUTPUT
@@ -388,6 +389,10 @@ def _ops_of_parts(facts: Facts, window: range) -> NDArray[np.bool_]:
         is_connected = in_backward.copy()
         is_connected[maker[maker != NONE]] = True
         trained: set[int] = set()
+        for op in stretch:
+            if is_connected[op] and not in_backward[op]:
+                rows = uses_by_op.within(op, op + 1)
+                trained.update(each for each in storage[rows[~is_output[rows]]].tolist() if not lasting[each])
         for op in stretch:
             rows = uses_by_op.within(op, op + 1)
             is_connected[op] |= not trained.isdisjoint(storage[rows[~is_output[rows]]].tolist())

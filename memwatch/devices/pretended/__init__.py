@@ -61,7 +61,7 @@ generation."""
 _BYTE_COUNTS: Final = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
 )  # fmt: skip
-"""Functions of the CUDA module that return byte counts. If a program calls one, the estimate contains a note about it."""
+"""Functions of the CUDA module that return byte counts. If a program calls one, the estimate has a note about it."""
 _TOTAL_BYTES: Final = 80 << 30
 """Memory of the pretended GPU in bytes: 80 GiB, like an A100 or H100. A guess."""
 _PROPERTIES: Final = {
