@@ -85,6 +85,8 @@ INDENT: Final = 4  # blanks before the lines below a heading
 _MOST_CODE_LINES: Final = 40
 """Code of so many lines is shown even if the summary then has more lines than a screen. An optimizer that steps in the
 backward with fused=True has 34 lines. Only the loss in parts has more than this limit, over 100."""
+_EXPLAINED_RATIO: Final = 0.03
+"""A guess: the name of a category with a smaller share of the peak is not explained."""
 
 
 def summary(
@@ -450,11 +452,12 @@ def _categories(shared: _Shared) -> Table:
 
 
 def _meanings(shared: _Shared) -> list[Text]:
-    """Explain the categories. The headline has explained the largest, unless it is about growth."""
-    categories = shared.categories.index
+    """Explain the larger categories. The headline has explained the largest, unless it is about growth."""
+    groups = shared.categories["nbytes"]
     if shared.headline and growing(shared.reading) is None:
-        categories = categories[1:]
-    told = [row for category in categories if (row := CATEGORY_OF.get(str(category))) and row.meaning]
+        groups = groups.iloc[1:]
+    large = groups.index[groups >= shared.reading.peak_bytes * _EXPLAINED_RATIO]
+    told = [row for category in large if (row := CATEGORY_OF.get(str(category))) and row.meaning]
     return [Text("; ".join(f"{row.name}: {row.meaning}" for row in told), style="dim")] if told else []
 
 

@@ -15,7 +15,7 @@ HEADLINE: Final = (
     "The largest part of the peak is {category} ({share}). "
     "The line {line}{backward} made {line_share} of the peak, more than any other line."
 )
-HEADLINE_BACKWARD: Final = " and the backward of its ops"
+HEADLINE_BACKWARD: Final = " and its backward"
 """After the line, if ops of its backward made a part of its bytes: another line of the program runs the backward."""
 HEADLINE_TWO_LINES: Final = (
     "The largest part of the peak is {category} ({share}). "
@@ -98,8 +98,8 @@ SAVED_ANYWAY: Final = (
     "; backward also reads {nbytes} of parameters, inputs and other tensors that stay alive anyway"
 )
 LAYERS: Final = (
-    "Each of the {count} modules `{name}` ({class_name}) saves {nbytes} for backward; with {twice} modules, their "
-    "parameters and their optimizer state, the peak would be about {peak}"
+    "Each of the {count} modules `{name}` ({class_name}) saves {nbytes} for backward; with {twice} modules "
+    "and their parameters, the peak would be about {peak}"
 )
 RECOMPUTED: Final = "Computed again in backward: "
 INSTEAD: Final = "; without checkpoints, forward would keep up to {nbytes} for it"

@@ -113,7 +113,7 @@ ALONE_BESIDE_FINDINGS: Final = (
     "The peak is for this change alone: its saving does not add up with those of the findings."
 )
 TIME: Final = "ops take {ratio:.2f} x the time"
-TIME_UNKNOWN: Final = "effect on the duration not known"
+TIME_UNKNOWN: Final = "speed not known"
 FALL: Final = "to {peak} ({share} less)"
 SHARE_LESS: Final = "{share} less"
 LINES_OF_FIRST: Final = "Code for the change to {peak}:"

@@ -43,7 +43,9 @@ def record_in(folder):
         assert holder in text
         assert holder.partition("`")[0] in page
     tables = page.partition("<h2>Everything as text</h2>")[0]
-    assert "`" not in re.sub("<pre>.*?</pre>", "", tables, flags=re.DOTALL)  # names are code; an error keeps its text
+    assert "`" not in re.sub(
+        "<pre>.*?</pre>", "", tables, flags=re.DOTALL
+    )  # names are code; an error keeps its text
     assert '<p class="lead">' in tables
     return record
 
