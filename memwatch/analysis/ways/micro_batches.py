@@ -563,8 +563,8 @@ def _follow(
         written = [number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]]
         if not is_of_part[op]:
             if not derived.isdisjoint(given):
+                outside.leave(derived.intersection(given), results + written)
                 derived.update([*results, *written])
-                outside.leave(results + written)
             continue
         if op in starts:
             means.begin_pass()
@@ -697,8 +697,10 @@ class _Outside:
         self._pass_of.update(dict.fromkeys(changed, _OUTSIDE if is_outside else place))
         return is_outside
 
-    def leave(self, changed: list[int]) -> None:
-        """Note the storages that an op changes that no part of the batch runs."""
+    def leave(self, given: set[int], changed: list[int]) -> None:
+        """Note the storages that an op reads and changes if no part of the batch runs it, as in `takes`."""
+        if len({self._pass_of.get(each) for each in given}) > 1:
+            self.read |= given - self._inputs
         self._pass_of.update(dict.fromkeys(changed, _OUTSIDE))
 
 
