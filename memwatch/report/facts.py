@@ -186,8 +186,7 @@ def listed_ways(reading: DeviceReading) -> pd.DataFrame:
     kinds_in_findings = {str(finding.kind) for finding in reading.findings}
     kinds_in_findings &= {str(kind) for kind in FindingKind if kind.row.is_way}
     ways = reading.ways[~reading.ways["kind"].isin(kinds_in_findings)]
-    uses_sparse_adam = ways["lines"].str.contains("SparseAdam", regex=False)
-    is_other = ways["kind"].isin(tuple(OTHER_OPTIMIZERS)) | uses_sparse_adam
+    is_other = ways["kind"].isin((*OTHER_OPTIMIZERS, "sparse_gradients"))
     # False sorts before True: other optimizers come last
     listed: pd.DataFrame = ways.loc[is_other.sort_values(kind="stable").index].reset_index(drop=True)
     return listed
@@ -274,7 +273,6 @@ def headline(reading: DeviceReading) -> str:
         category=CATEGORY_OF[categories.index[0]].phrase,
         line_share=shares[0],
         line=visible(lines.index[0]),
-        backward=words.HEADLINE_BACKWARD if _is_made_in_backward(reading, lines.index[0]) else "",
         second_share=shares[-1],
         second=visible(lines.index[-1 if len(lines) < 2 else 1]),
     )
@@ -299,15 +297,6 @@ def headline(reading: DeviceReading) -> str:
     is_included = str(first.kind) in str(changes["kind"].iloc[0]).split(" + ")
     sentence = words.HEADLINE_INCLUDED if is_included else words.HEADLINE_INSTEAD
     return text + _headline_of_ways(changes, sentence, _the_peak(reading))
-
-
-def _is_made_in_backward(reading: DeviceReading, line: str) -> bool:
-    """Return True if ops of a backward made some of the bytes that count for a line."""
-    at_peak = reading.at_peak
-    of_backward = reading.ops.index[reading.ops["phase"] == "backward"]
-    made_by = reading.storages["op"].reindex(at_peak.index)
-    made = at_peak[(at_peak["line"] != "") & made_by.isin(of_backward)]
-    return not made.empty and line in bytes_by_line(made).index
 
 
 def no_tensor_text(reading: DeviceReading) -> str:

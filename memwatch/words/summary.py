@@ -13,10 +13,8 @@ INCREASE_ELSEWHERE: Final = (
 
 HEADLINE: Final = (
     "The largest part of the peak is {category} ({share}). "
-    "The line {line}{backward} made {line_share} of the peak, more than any other line."
+    "The line {line} made {line_share} of the peak, more than any other line."
 )
-HEADLINE_BACKWARD: Final = " and its backward"
-"""After the line, if ops of its backward made a part of its bytes: another line of the program runs the backward."""
 HEADLINE_TWO_LINES: Final = (
     "The largest part of the peak is {category} ({share}). "
     "The lines {line} ({line_share}) and {second} ({second_share}) made more of the peak than any other line."

@@ -162,7 +162,7 @@ def test_no_grad_is_no_advice_for_the_forward_of_the_loss():
     train_on_one_batch(prof, 5, in_one_line=True, kept=kept)
     (finding,) = [finding for finding in prof.findings if finding.kind == "graph"]
     assert "run it under torch.no_grad()" not in finding.advice
-    assert "keep `.item()` or `.detach()` of its result" in finding.advice
+    assert "keep only `.item()` or `.detach()` of the result" in finding.advice
 
 
 def test_no_grad_is_advice_for_a_teacher_whose_detached_result_the_loss_reads():

@@ -71,7 +71,7 @@ _PROPERTIES: Final = {
 _STATE_BYTES: Final = 16
 """Bytes of the state of CUDA's random generator: seed and offset."""
 _LIKE_THE_HOST: Final = ("Stream", "Event", "current_stream", "stream")
-"""Names in torch.cuda that torch.cpu has too. There they do nothing, so that a program can run on any device."""
+"""Names in the CUDA module that torch.cpu has too. There they do nothing, so that a program can run on any device."""
 _FALSE_ALARMS: Final = (
     "PyTorch was compiled without cuDNN",
     "Attempted to get default timeout for nccl backend",
@@ -79,7 +79,7 @@ _FALSE_ALARMS: Final = (
 )
 """The beginnings of warnings about this torch or fake tensors. They do not concern the program."""
 _MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
-"""Functions of torch.cuda.nvtx. They mark ranges for a profiler of the GPU."""
+"""Functions of the CUDA module.nvtx. They mark ranges for a profiler of the GPU."""
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder with the libraries of a wheel. A checkout does not have it."""
 _TORCH: Final = pathlib.Path(torch.__file__).parent
@@ -123,7 +123,7 @@ class CurrentDevice:
 
 
 def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], None]) -> dict[str, Any]:
-    """Return the replacements of functions of torch.cuda by their names. `pretended_cuda` has the same arguments."""
+    """Return the replacements of functions of the CUDA module by their names. `pretended_cuda` has the same arguments."""
 
     def no_bytes(*args: Any, **kwargs: Any) -> int:
         on_ask(None)
@@ -152,7 +152,7 @@ def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], N
 
 
 def streams(device: CurrentDevice) -> dict[str, Any]:
-    """Return the replacements of the streams and events of torch.cuda, by their names."""
+    """Return the replacements of the streams and events of the CUDA module, by their names."""
     if not device.is_known_to_torch:
         return {name: getattr(torch.cpu, name) for name in _LIKE_THE_HOST}
 
