@@ -123,7 +123,7 @@ class CurrentDevice:
 
 
 def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], None]) -> dict[str, Any]:
-    """Return the replacements of functions of the CUDA module by their names. `pretended_cuda` has the same arguments."""
+    """Return the replacements of functions of the CUDA module by name. `pretended_cuda` has the same arguments."""
 
     def no_bytes(*args: Any, **kwargs: Any) -> int:
         on_ask(None)
