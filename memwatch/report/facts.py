@@ -180,13 +180,14 @@ def evidence_bytes(reading: DeviceReading) -> dict[str, int]:
 def listed_ways(reading: DeviceReading) -> pd.DataFrame:
     """Return `reading.ways` in the order for people: first the changes after which the program trains as before.
 
-    Another optimizer often has the lowest peak of all, but this change costs a user most, so it comes last. A change
-    that a finding advises, such as `fused`, is left out here.
+    Another optimizer often has the lowest peak of all, but this change costs a user most, so it comes last. SparseAdam
+    for the embeddings counts as another optimizer. A change that a finding advises, such as `fused`, is left out here.
     """
     kinds_in_findings = {str(finding.kind) for finding in reading.findings}
     kinds_in_findings &= {str(kind) for kind in FindingKind if kind.row.is_way}
     ways = reading.ways[~reading.ways["kind"].isin(kinds_in_findings)]
-    is_other = ways["kind"].isin((*OTHER_OPTIMIZERS, "sparse_gradients"))
+    uses_sparse_adam = ways["lines"].str.contains("SparseAdam", regex=False)
+    is_other = ways["kind"].isin(tuple(OTHER_OPTIMIZERS)) | uses_sparse_adam
     # False sorts before True: other optimizers come last
     listed: pd.DataFrame = ways.loc[is_other.sort_values(kind="stable").index].reset_index(drop=True)
     return listed
