@@ -165,7 +165,11 @@ def test_a_bucket_that_a_hook_compresses_is_communication(alone):
     rows = prof.storages[prof.storages["name"] == "bucket 0 of DistributedDataParallel"]
     assert rows["nbytes"].tolist() == [3 * LAYER_BYTES]
     assert rows["category"].tolist() == ["communication"]
-    halves = prof.storages[prof.storages["tensor"] == f"float16[{3 * WIDTH * WIDTH}]"]
+    # A thread of gloo may release the copy of the step before the block only inside the block.
+    halves = prof.storages[prof.storages["tensor"] == f"float16[{3 * WIDTH * WIDTH}]"].query(
+        "origin != 'baseline'"
+    )
+    assert len(halves) == 2
     assert set(halves["category"]) == {"communication"}
     with memwatch.profile() as prof:
         train(with_a_hook(net()), 3)
