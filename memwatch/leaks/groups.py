@@ -501,6 +501,8 @@ def leak_of(
         per_call=per_call,
         reference=edge_phrase(cut) if cut else holder,
         keeps_graph=keeps_graph,
+        mostly_in_graph=2 * sum(survivor.storage.nbytes for survivor in group if survivor.through_graph)
+        > sum(survivor.storage.nbytes for survivor in group),
         edges=tuple(lines[id(edge)] for edge in edges),
         cut=grows_at,
         cycle_length=0 if shown.kind.is_reached else shown.cycle_length,

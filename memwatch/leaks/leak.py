@@ -174,6 +174,8 @@ class Leak(ShownAsText):
             None if it was not recorded, or only memwatch called.
         reference: the one reference to cut: the last part of ``holder`` that is older than the tensor.
         keeps_graph: True if the tensor is kept together with its autograd graph.
+        mostly_in_graph: True if only autograd graphs keep more than half of the bytes, such as activations that a kept
+            loss still has saved for its backward.
         beside: classes of other objects that grow along, each with its count per call; only for the largest leak of
             :func:`memwatch.find_leaks`.
         edges: the references of ``path``, typed; empty if C code alone holds the tensors.
@@ -213,6 +215,7 @@ class Leak(ShownAsText):
     per_call: bool = False
     reference: str = ""
     keeps_graph: bool = False
+    mostly_in_graph: bool = False
     beside: tuple[tuple[str, int], ...] = ()
     edges: tuple[Edge, ...] = ()
     cut: Edge | None = None
@@ -301,7 +304,8 @@ class Leak(ShownAsText):
 
     @property
     def _made_at_line(self) -> str:
-        line = words.MADE_AT.format(site=self.site or words.UNKNOWN_LINE, tensor=self.tensor)
+        tensor = words.WITH_GRAPH.format(tensor=self.tensor) if self.mostly_in_graph else self.tensor
+        line = words.MADE_AT.format(site=self.site or words.UNKNOWN_LINE, tensor=tensor)
         return line if self.caller is None else line + words.CALLED_FROM.format(caller=self.caller)
 
     @property
