@@ -638,7 +638,8 @@ def _small(reading: DeviceReading) -> list[RenderableType]:
 
 def _told(way: Any) -> str:
     """Return a change with its time, its basis and the decision that it needs."""
-    return "; ".join(filter(None, (way.way, ways.time_text(float(way.time_ratio)), way.basis, way.decision)))
+    decision = ways.DECISION.format(decision=way.decision) if way.decision else ""
+    return "; ".join(filter(None, (way.way, ways.time_text(float(way.time_ratio)), way.basis, decision)))
 
 
 def _lowered(reading: DeviceReading, peak_bytes: int) -> str:
@@ -670,8 +671,11 @@ def _ways(shared: _Shared, most: int, *, with_code: bool) -> list[RenderableType
         parts.append(Code(code, INDENT))
     else:
         parts.append(Text(ways.LINES_ELSEWHERE.format(count=code.count("\n") + 1)))
-    if len(found) > len(shown):
-        parts.append(Text(ways.MORE_WAYS.format(count=len(found) - len(shown)), style="dim"))
+    others = len(found) - len(shown)
+    if others:
+        parts.append(
+            Text(ways.ONE_MORE_WAY if others == 1 else ways.MORE_WAYS.format(count=others), style="dim")
+        )
     elif len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts

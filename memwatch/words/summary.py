@@ -36,7 +36,8 @@ HEADLINE_INCLUDED: Final = " If you make the first change below, which includes 
 """For a change that includes the change of the finding."""
 HEADLINE_WAY: Final = " If you make the first change below, {the_peak} falls to {peak}."
 HEADLINE_CODE: Final = (
-    " With the code below, {the_peak} falls to {peak}; with the first change of the list, to {first}."
+    " With the change whose code is below, {the_peak} falls to {peak}; "
+    "with the first change of the list, to {first}."
 )
 """Where the first change needs a decision, and the code is that of a later change."""
 """The first sentences of the page and of the summary."""

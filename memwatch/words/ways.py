@@ -115,6 +115,8 @@ ALONE_BESIDE_FINDINGS: Final = (
 TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "speed not known"
 FALL: Final = "to {peak} ({share} less)"
+DECISION: Final = "your decision: {decision}"
+"""A fact that the user has to accept, in the row of a change."""
 SHARE_LESS: Final = "{share} less"
 LINES_OF_FIRST: Final = "Code for the change to {peak}:"
 LINES_OF: Final = "Code for the change to {peak}, the first that asks for no decision from you:"
@@ -127,7 +129,8 @@ STANDS_FOR: Final = "# {word} stands for your {word}"
 LINES_ELSEWHERE: Final = "The code has {count:,} lines: memwatch report shows it (in Python: prof.ways)"
 """In place of the code, where it is much longer than a screen."""
 MORE_LINES: Final = "Code for the others: memwatch report shows it (in Python: prof.ways)"
-MORE_WAYS: Final = "{count:,} more; memwatch report shows the code of each (in Python: prof.ways)"
+MORE_WAYS: Final = "{count:,} other changes: memwatch report shows the code of each (in Python: prof.ways)"
+ONE_MORE_WAY: Final = "1 other change: memwatch report shows its code (in Python: prof.ways)"
 
 
 COMPILED: Final = (

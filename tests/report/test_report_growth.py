@@ -255,7 +255,7 @@ def test_all_views_have_one_order_of_changes_and_the_code_of_the_first(recorded,
     assert [way["way"] for way in sorted(ranked, key=lambda way: way["rank"])] == list(listed["way"])
     if not grows:
         told = reading.summary()
-        assert " more; memwatch report shows the code of each (in Python: prof.ways)\n" in told
+        assert " other changes: memwatch report shows the code of each (in Python: prof.ways)\n" in told
         lines = listed["lines"][shown_ways(listed, 2)[1]].splitlines()
         assert all(f"    {line}".rstrip() in told for line in lines)
 

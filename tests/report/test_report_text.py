@@ -483,12 +483,12 @@ def test_the_headline_begins_with_the_peak_of_the_code_that_is_shown(monkeypatch
     text = headline(_plain_step())
     if decision:
         assert (
-            "With the code below, the peak falls to 3.00 MiB; with the first change of the list, to 1.00 MiB."
-            in text
+            "With the change whose code is below, the peak falls to 3.00 MiB; "
+            "with the first change of the list, to 1.00 MiB." in text
         )
     else:
         assert text.endswith("falls to 1.00 MiB.")
-        assert "With the code below" not in text
+        assert "With the change whose code" not in text
 
 
 def _plain_step():
