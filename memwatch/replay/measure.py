@@ -1,7 +1,7 @@
-"""Measure the peak of a stretch of code by the allocator's own events, independently of the recorder.
+"""Measure the peak of a stretch of code from the allocator's own events, independently of the recorder.
 
-torch's kineto profiler reports every allocation and free of c10's allocators on its own thread, with address and
-signed bytes. No op is recorded beside them, so that measuring costs little.
+torch's kineto profiler reports every allocation and free of c10's allocators in the thread that started it, with
+address and signed bytes. It records no ops here, so measuring costs little.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AllocatorEvent(NamedTuple):
 
 @dataclass
 class Measured:
-    """The result of `measure_peak`: bytes that were allocated in the block and live at once, at most."""
+    """The result of `measure_peak`: the most bytes that were allocated in the block and live at once."""
 
     peak_increase_bytes: int = 0
 
@@ -128,7 +128,7 @@ class Stretch:
 
 
 def can_measure() -> bool:
-    """Return True if the allocator's events are free in this thread: neither a profiler nor memwatch uses them."""
+    """Return True if a window can start in this thread: neither a profiler nor memwatch uses the allocator's events."""
     return profiler.EVENTS_WORK and not profiler.is_running() and not profiler.is_watched()
 
 
@@ -203,11 +203,11 @@ def record_allocator_events(device: str) -> Iterator[list[AllocatorEvent]]:
     found += _events(roots, device)
 
 
-# The workspace of single ops, by the allocator's events: the bytes beyond its results that a running op holds.
+# The workspace of an op is the memory that the op holds while it runs, besides its results.
 #
-# `measure_workspaces` runs each op alone, on given arguments. `Workspaces` does so for the nodes of an FX graph, once
-# for each op and shape, on zeros of the node's sizes. The random generators are put back. Some ops act on the world
-# outside, or refuse zeros. They count as ops without workspace, until a measured step corrects this.
+# `measure_workspaces` runs each op alone, on given arguments. `Workspaces` runs the nodes of an FX graph, once for each
+# op and shape, on tensors of zeros. Afterwards the random generators get their old state. Ops that act on the world
+# outside do not run, and some ops refuse zeros. They count as ops without workspace, until a measured step corrects it.
 _measured_bytes: Final[dict[str, int]] = {}
 _SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
 
@@ -244,7 +244,7 @@ class Workspaces:
         return self._filled(node.args), self._filled(dict(node.kwargs))
 
     def _filled(self, value: Value) -> Value:
-        """Return an argument of a node with tensors of zeros in place of the nodes."""
+        """Return an argument of a node, in which tensors of zeros replace the nodes."""
         if isinstance(value, fx.Node):
             return self._filled(value.meta.get("val"))
         if isinstance(value, dict):
@@ -312,7 +312,7 @@ def measure_workspaces(
 
 
 def _run_call(key: str, op: Any, make: Callable[[], Arguments], window: AllocatorWindow) -> int | None:
-    """Run a call between two marks; return the bytes of its new storages, None if it raised."""
+    """Run a call between two marks; return the bytes of its new storages, or None if it raised an error."""
     made = None
     with suppress(Exception):
         positional, keyword = make()
