@@ -1,4 +1,4 @@
-"""Adapter from an FX graph of ATen ops to a planner graph. Nodes that only return views are left out."""
+"""Turn an FX graph of ATen ops into a graph for the planner. Nodes that only return views are left out."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class GraphReader:
         once = {name for used in written_once(node) for name in self.buffers[used]}
         effect = _effect(node)
         if made or writes or effect is not Effect.NONE:
-            # a random op may run twice only if the state of the generator before it was saved
+            # An op with a saved random state may run again. An op that returns no tensor may not, because its number
+            # may have decided what the program does next. The effect decides about all other ops.
             spec = OpSpec(
                 f"{self.prefix}{node.name}",
                 sorted(reads),
@@ -174,7 +175,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
 
 
 def first_backward_node(graph: fx.Graph) -> fx.Node:
-    """Return the first node of a joint graph that uses a tangent; all forward outputs are computed before it."""
+    """Return the first node of a joint graph that uses a tangent. All outputs of the forward are computed before it."""
     node: fx.Node
     for node in graph.nodes:
         if node.op != "placeholder" and any(is_tangent(used) for used in node.all_input_nodes):
@@ -184,7 +185,7 @@ def first_backward_node(graph: fx.Graph) -> fx.Node:
 
 
 def mutated_inputs(graph: fx.Graph) -> list[fx.Node]:
-    """Return the inputs that AOTAutograd writes between forward and backward, as the program mutated them."""
+    """Return the inputs that the program mutates. AOTAutograd writes them between forward and backward."""
     outputs = graph.output_node().meta.get("desc", ())
     written = {item.mutated_input for item in leaves(outputs) if isinstance(item, InputMutation)}
     return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
@@ -202,7 +203,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def is_op(node: fx.Node) -> bool:
-    """Return True for a node that computes: an ATen op, an op with subgraphs, arithmetic of symbolic sizes."""
+    """Return True for a node that computes: an ATen op, an op with subgraphs, or arithmetic on symbolic sizes."""
     if isinstance(node.target, (OpOverload, HigherOrderOperator)) or saves_state(node):
         return True
     return node.op == "call_function" and isinstance(node.meta.get("val"), (*_SYMBOLS, int, float, bool))
