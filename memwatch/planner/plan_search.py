@@ -16,7 +16,7 @@ import numpy as np
 
 from memwatch.planner.graph import fingerprint
 from memwatch.planner.greedy import NOTE, GreedySearch, greedy_order, priced_order
-from memwatch.planner.native.library import is_there, prepare
+from memwatch.planner.native.library import is_available, prepare
 from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.order.portfolio import OrderResult, custom_order, find_order
 from memwatch.planner.peak import at_peak, program_peak, simulate
@@ -72,7 +72,7 @@ class _History:
         Record that a search with this time limit runs now.
         """
         is_new = self.searched_s.get(budget_bytes, 0.0) < time_limit_s or (
-            budget_bytes in self.in_python and is_there()
+            budget_bytes in self.in_python and is_available()
         )
         self.searched_s[budget_bytes] = max(self.searched_s.get(budget_bytes, 0.0), time_limit_s)
         return is_new
