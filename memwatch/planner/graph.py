@@ -131,8 +131,8 @@ class OpSpec:
         time_ns: recorded run time of the op, nanoseconds; 0 if not known.
         workspace_bytes: bytes the op allocates and frees while it runs.
         effect: its effect besides reading and writing its buffers.
-        recomputable: whether the op may run again. If it is None, the op may run again only if it has no effect. If it is
-            True for an RNG op, the executor must restore the state of the generator before the op runs again.
+        recomputable: whether the op may run again. If it is None, the op may run again only if it has no effect. If it
+            is True for an RNG op, the executor must restore the state of the generator before the op runs again.
     """
 
     name: Name
