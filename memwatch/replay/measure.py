@@ -55,18 +55,10 @@ def measure_peak(device: str) -> Iterator[Measured]:
     Raises:
         MemwatchError: a profiler is running already, or this torch reports no allocator events.
     """
-    if profiler.is_running():
-        raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
     measured = Measured()
-    with without_kineto_lines():
-        leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
-    try:
+    with record_allocator_events(device) as events:
         yield measured
-    finally:
-        leave_scope()
-        with without_kineto_lines():
-            events = profiler.stop_allocator_events()
-    measured.peak_increase_bytes = _peak(_events(events, device))
+    measured.peak_increase_bytes = _peak(events)
 
 
 class AllocatorWindow:
@@ -240,40 +232,37 @@ class Workspaces:
         found = measure_workspaces(calls, self._device)
         _measured_bytes.update((key, found.get(key, 0)) for key in new)
 
-    def _arguments(self, node: fx.Node) -> tuple[list[Value], dict[str, Value]]:
-        return self._filled(node.args), self._filled(dict(node.kwargs))
-
-    def _filled(self, value: Value) -> Value:
-        """Return an argument of a node, in which tensors of zeros replace the nodes."""
-        if isinstance(value, fx.Node):
-            return self._filled(value.meta.get("val"))
-        if isinstance(value, dict):
-            return {name: self._filled(item) for name, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._filled(item) for item in value]
-        if isinstance(value, torch.SymInt):
-            return self._size_of(value)
-        if isinstance(value, torch.Tensor):
-            size, stride = ([self._size_of(item) for item in part] for part in (value.shape, value.stride()))
-            return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).zero_()
-        return value
+    def _arguments(self, node: fx.Node) -> Arguments:
+        return self._map_tensors(node.args, _zeros), self._map_tensors(dict(node.kwargs), _zeros)
 
     def _key(self, node: fx.Node) -> str:
-        return f"{node.target} {self._described(node.args)} {self._described(dict(node.kwargs))}"
+        args, kwargs = (self._map_tensors(each, _layout) for each in (node.args, dict(node.kwargs)))
+        return f"{node.target} {args} {kwargs}"
 
-    def _described(self, value: Value) -> Value:
+    def _map_tensors(
+        self, value: Value, of_tensor: Callable[[torch.Tensor, list[int], list[int]], Value]
+    ) -> Value:
+        """Return arguments of a node with numbers for symbolic sizes, and a result of `of_tensor` for each tensor."""
         if isinstance(value, fx.Node):
-            return self._described(value.meta.get("val"))
+            return self._map_tensors(value.meta.get("val"), of_tensor)
         if isinstance(value, dict):
-            return {name: self._described(item) for name, item in value.items()}
+            return {name: self._map_tensors(item, of_tensor) for name, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._described(item) for item in value]
+            return [self._map_tensors(item, of_tensor) for item in value]
         if isinstance(value, torch.SymInt):
             return self._size_of(value)
         if isinstance(value, torch.Tensor):
             size, stride = ([self._size_of(item) for item in part] for part in (value.shape, value.stride()))
-            return size, stride, value.dtype, str(value.device)
+            return of_tensor(value, size, stride)
         return value
+
+
+def _zeros(like: torch.Tensor, size: list[int], stride: list[int]) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=like.dtype, device=like.device).zero_()
+
+
+def _layout(like: torch.Tensor, size: list[int], stride: list[int]) -> Value:
+    return size, stride, like.dtype, str(like.device)
 
 
 def _is_measurable(node: fx.Node) -> bool:

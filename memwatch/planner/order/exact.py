@@ -57,10 +57,10 @@ def search_orders(
 ) -> SearchResult:
     """Return an order that is better than the best known one, or a bound.
 
-    The search is a best-first search over downsets with the peak as priority. (SERENITY, MLSys 2020, keys its dynamic
-    program in the same way.) If a chain of ops fits under the level and does not add live bytes, it runs first, and no
-    other order is searched (`safe_run` in `downset.h`). The program and its mirror image are searched side by side and
-    share their bound, because one of them may have far fewer downsets.
+    The search is a best-first search over downsets with the peak as priority. SERENITY (MLSys 2020) keys its dynamic
+    program in the same way. A chain of ops that fits under the level without adding live bytes runs at once, before
+    other orders are searched (`safe_run` in `downset.h`). The program and its mirror image are searched side by side.
+    They share their bound, because one of them may have far fewer downsets.
 
     Args:
         problem: the ordering problem.
@@ -255,7 +255,7 @@ def cpsat_order(
 
     model = cp_model.CpModel()
     known = int(peak_of(problem, hint))
-    starts, _peak = _build(model, problem, hint, lower_bound_bytes, known)
+    starts = _build(model, problem, hint, lower_bound_bytes, known)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1  # more than one would make the order depend on the machine's load
     solver.parameters.random_seed = seed % 2**31
@@ -272,12 +272,11 @@ def cpsat_order(
     return order, max(lower_bound_bytes, bound)
 
 
-def _build(
-    model: CpModel, problem: Problem, hint: IntArray, lowest: int, known: int
-) -> tuple[list[IntVar], IntVar]:
-    """Return the position of each op and the peak, as variables of the model.
+def _build(model: CpModel, problem: Problem, hint: IntArray, lowest: int, known: int) -> list[IntVar]:
+    """Add the problem to the model; return the position of each op, as variables of the model.
 
-    Each buffer is an interval from its first to its last user; the peak limits the sum of all intervals.
+    Each buffer is an interval from its first to its last user. The peak, which the solver minimizes, limits the sum of
+    all intervals.
     """
     num_ops = problem.num_ops
     before = np.asarray(ancestors(problem, breadth_first(problem)))
@@ -299,7 +298,7 @@ def _build(
         demands.append(int(problem.nbytes[buffer]))
     model.add_cumulative(intervals, demands, peak)
     model.minimize(peak)
-    return starts, peak
+    return starts
 
 
 def _lifetime(model: CpModel, problem: Problem, starts: list[IntVar], buffer: int) -> IntervalVar:
