@@ -73,6 +73,13 @@ class Csr:
         """Return the number of entries of every row."""
         return np.diff(self.indptr)
 
+    def entries(self, rows: IntArray) -> IntArray:
+        """Return the positions in `indices` of the entries of these rows, row after row. A row may appear twice."""
+        lengths = self.lengths()[rows]
+        before = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        shift = np.repeat(self.indptr[rows] - before, lengths)
+        return np.asarray(shift + np.arange(len(shift)), dtype=np.int64)
+
     def transpose(self, num_columns: int) -> Csr:
         """Return for every column the sorted rows that hold it."""
         return Csr.from_pairs(self.indices, self.row_ids(), num_columns)

@@ -338,8 +338,7 @@ def _events(graph: Graph, schedule: Schedule) -> _Events:
     repeats = schedule.copies()[compute_steps] > 0
     for part, kind, version in parts:
         lengths = part.lengths()[ops]
-        entry = np.repeat(part.indptr[ops] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-        entry = entry + np.arange(len(entry))
+        entry = part.entries(ops)
         step = np.repeat(compute_steps, lengths)
         if kind == WRITE:  # a recompute leaves out the writes that only the first computation makes
             real = ~(graph.writes_once[entry] & np.repeat(repeats, lengths))

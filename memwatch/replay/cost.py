@@ -32,8 +32,7 @@ def cost(call: Call) -> float:
 
 def call_flops(call: Call) -> int:
     """Return the FLOPs of a recorded call by torch's formulas; 0 where it has none."""
-    overload, positional, keyword, result = _as_meta(call)
-    return flops(overload, positional, keyword, result)
+    return flops(*_as_meta(call))
 
 
 def _as_meta(call: Call) -> tuple[Value, Value, dict[str, Value], Value]:

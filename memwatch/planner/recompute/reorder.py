@@ -29,7 +29,7 @@ def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
     """
     if len(tokens) and tokens.max() >= graph.num_ops:
         return None
-    made = np.bincount(graph.makes.indices[_entries(graph, tokens)], minlength=graph.num_buffers)
+    made = np.bincount(graph.makes.indices[graph.makes.entries(tokens)], minlength=graph.num_buffers)
     if np.any((made > 1) & (graph.final_version > 0)):
         return None
     instance = [
@@ -74,13 +74,6 @@ def reorder(graph: Graph, tokens: IntArray, seed: int, moves: int, clock: Clock)
         problem, np.arange(problem.num_ops), 0, rounds=4, moves=moves, seed=seed, clock=clock
     )
     return tokens[order]
-
-
-def _entries(graph: Graph, tokens: IntArray) -> IntArray:
-    """Return the entries of `graph.makes` that belong to the steps."""
-    lengths = graph.makes.lengths()[tokens]
-    start = np.repeat(graph.makes.indptr[tokens] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-    return np.asarray(start + np.arange(len(start)), dtype=np.int64)
 
 
 def _rows(part: Csr) -> list[list[int]]:
