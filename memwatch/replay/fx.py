@@ -88,16 +88,6 @@ class GraphReader:
                 "torch.export or a torch.compile backend on top of AOTAutograd"
             )
 
-    def cross(self, outputs: list[fx.Node], mutated: list[fx.Node]) -> None:
-        """Add the boundary op. It reads the outputs of the forward, writes mutated inputs, and makes the tangents."""
-        written = {name for node in mutated for name in self.buffers[node]}
-        seen = {name for op in self.ops for name in op.writes if name in self.inputs}
-        given = (seen | {name for node in outputs for name in self.buffers[node]}) - written
-        spec = OpSpec(
-            BOUNDARY, sorted(given, key=str), dict(self.tangents), 0.0, sorted(written), effect=Effect.UNKNOWN
-        )
-        self.ops.append(spec)
-
     def _item(self, node: fx.Node) -> tuple[str, ...]:
         found = tuple(self.names[address_of(tensor.untyped_storage())] for tensor in _tensors(node))
         # a number has no storage, so it shares the buffer of its op
@@ -143,14 +133,12 @@ class GraphReader:
         return name
 
 
-def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) -> Graph:
+def graph_from_fx(module: fx.GraphModule) -> Graph:
     """Return an FX graph of ATen ops as a graph for the planner.
 
     Args:
         module: the graph as `make_fx`, `torch.export` or AOTAutograd trace it: every node holds its (fake)
             value in ``meta["val"]``. Placeholders and attributes are inputs. Returned tensors are kept.
-        num_fwd_outputs: for the joint graph of a forward and its backward, how many of the outputs belong
-            to the forward. Then an op named `BOUNDARY` separates the two.
 
     Returns:
         A graph whose ops carry the names of the nodes.
@@ -159,13 +147,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
         UnsupportedOpError: a node calls something else than an ATen op, or lacks a value.
     """
     reader = GraphReader()
-    crossing = None if num_fwd_outputs is None else first_backward_node(module.graph)
-    outputs = list(leaves(module.graph.output_node().args))[:num_fwd_outputs]
     for node in module.graph.nodes:
-        if node is crossing:
-            reader.cross(
-                [item for item in outputs if isinstance(item, fx.Node)], mutated_inputs(module.graph)
-            )
         reader.read(node)
     used = {name for op in reader.ops for name in (*op.reads, *op.writes)}
     made = {name for op in reader.ops for name in op.makes}
