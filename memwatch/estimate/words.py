@@ -183,8 +183,6 @@ def estimate_text(
     device: str,
     run: str,
     notes: Sequence[str] = (),
-    width: int | None = None,
-    color: bool | None = None,
 ) -> str:
     """Return the figures of an estimate, each with its source.
 
@@ -202,8 +200,6 @@ def estimate_text(
         device: the device of the tensors.
         run: the rank that ran, and its steps.
         notes: sentences that follow.
-        width: characters in a line; by default the terminal's, or COLUMNS.
-        color: whether to colour; by default only on a terminal.
 
     Returns:
         The text, ending with a newline.
@@ -229,4 +225,4 @@ def estimate_text(
     for nbytes, what in assumed:
         table.add_row(format_bytes(nbytes), "assumed", what)
     parts: list[RenderableType] = [head, "", table, *(Text(f"- {clip(note)}") for note in notes)]
-    return to_text(*parts, width=width, color=color)
+    return to_text(*parts)
