@@ -214,8 +214,8 @@ class GreedySearch:
         """Return the bytes above the budget, summed over the steps.
 
         A cut inserts steps: repeated ops and moves. All steps nearby may be far above the budget. If the inserted steps
-        counted in full, every cut there would look bad. So an inserted step counts only by the bytes by which it is
-        higher than the next step that runs an op for the first time.
+        counted in full, every cut there would look bad. So only a part of an inserted step counts: its bytes above the
+        next step that runs an op for the first time.
         """
         graph = self._graph
         above = np.maximum(live - self._budget_bytes, 0)

@@ -167,7 +167,7 @@ class BudgetKeeper:
         """Add a run of a graph to the current episode, or begin an episode with it.
 
         Raises:
-            BudgetError: with the option `strict`, the graph does not fit the budget, or not with these larger inputs.
+            BudgetError: with the option `strict`, the graph exceeds the budget with these inputs.
         """
         episode = self._episode
         if episode is None or not episode.is_pending():

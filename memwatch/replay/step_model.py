@@ -524,7 +524,7 @@ class _OrderWriter:
         }
 
     def forward(self, part: Part) -> None:
-        """Append the ops of a forward. Of the buffers that they make, only the saved ones exist for the backward."""
+        """Append the ops of a forward. Only the saved buffers exist for the backward afterwards."""
         self.order += [spec.name for spec in part.forward_ops]
         self.order.append(part.prefix + LEAVE)
         for node, names in part.reader.buffers.items():

@@ -8,9 +8,9 @@ variant has no tag, and is known by the number of its saved tensors.
 In a graph of dynamo, the compiler must repeat the random numbers of a checkpointed region. When memwatch runs a graph
 as eager PyTorch does, no compiler takes part. So memwatch calls torch's own `checkpoint` for the region.
 
-The backward of a convolution can be split into two ops: one for the gradient of the input, and one for the gradients of
-the weights and the bias. Together they run the same kernels as the single op. Each frees its workspace before the other
-begins, which allows a lower peak.
+The backward of a convolution can be split into two ops. The first computes the gradient of the input, the second the
+gradients of the weights and the bias. Together they run the same kernels as the single op. Each frees its workspace
+before the other begins, which allows a lower peak.
 
 AOTAutograd traces a program without its in-place ops. If the program writes an input, the graph copies the new value
 into the input at its very end. This is after the backward, even if the forward writes the input. The new value would

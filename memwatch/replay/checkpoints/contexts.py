@@ -1,8 +1,8 @@
 """Make the contexts in which a checkpointed region runs, and measure the first pass.
 
-A *pass* is a forward with checkpointed regions and its backward. Each region has two contexts: one for its forward, and
-one for running it again in the backward. The first pass is measured from its first region to the end of the backward.
-The measured figure and the plan's figure both leave out buffers that were made before the pass.
+A *pass* is a forward with checkpointed regions and its backward. Each region has two contexts: the first is for its
+forward, and the second for running it again in the backward. The first pass is measured from its first region to the
+end of the backward. The measured figure and the plan's figure both leave out buffers that were made before the pass.
 
 `Turns` finds the contexts of the regions that a program checkpoints itself. It knows a region by its turn in the pass.
 """
