@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from memwatch.capture.schema import Column, Table
 
 MAGIC: Final = b"SQLite format 3\0"
-"""How every file begins that SQLite wrote."""
+"""The first bytes of every file of SQLite."""
 _LIMIT_LENGTH: Final = 0
 _LIMIT_ATTACHED: Final = 7
 """SQLite's numbers of limits, SQLITE_LIMIT_LENGTH and SQLITE_LIMIT_ATTACHED."""
 _HEAD_BYTES: Final = 100  # the header of a file of SQLite
 _VERSIONS: Final = slice(18, 20)
-"""Where the head says how the file is written: 1 with a rollback journal, 2 with a write-ahead log."""
+"""Bytes of the head that say how the file is written: 1 with a rollback journal, 2 with a write-ahead log."""
 _PAGE_BYTES: Final = slice(16, 18)
 _CHANGES: Final = slice(24, 28)
 _PAGES: Final = slice(28, 32)
 _PAGES_VALID_FOR: Final = slice(92, 96)
-"""Where the head has the size of a page, the number of changes, the number of pages, and the change it is valid for."""
+"""Bytes of the head: page size, number of changes, number of pages, and the change for which this number is valid."""
 _CUT_OFF: Final = "it is cut off: it has {} of {} bytes"
 _ROLLBACK_JOURNAL: Final = b"\1\1"
 _SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
-"""How a journal ends that names another file."""
+"""The last bytes of a journal that names another file."""
 _LONGEST_SCHEMA_BYTES: Final = 1 << 16
 """Bytes. A longer value in the schema is refused. A guess: memwatch's own are far shorter."""
 _LONGEST_VALUE_BYTES: Final = 64 << 20
@@ -86,9 +86,9 @@ _LONGEST_EXPRESSION: Final = 200  # a guess
 NUMBERED: Final = {"ops": "op", "births": "storage", "packs": "pack"}
 """Tables with one row for each number from 0, and the column that has it."""
 _GROUPED: Final = {"modules": "module", "stacks": "stack"}
-"""Tables with a few rows for each number: a stack has its frames, or none."""
+"""Tables with any number of rows for each number, even none. For example, a stack has one row for each frame."""
 _MOST_WITHOUT_ROWS: Final = 1 << 16
-"""A table of groups may count so many groups more than it has rows. A guess."""
+"""In a table of `_GROUPED`, the largest number may exceed the number of rows by this. A guess."""
 _LATEST_NS: Final = 1 << 62  # nanoseconds, 146 years
 _MOST_BYTES: Final = 1 << 50  # 1 PiB, more than any device has
 _NOTE: Final = (
@@ -103,7 +103,7 @@ _NOTE_OF_MODULES: Final = (
     "{} rows of `modules` are of modules within more than {} others; they are read as modules of their own."
 )
 _MOST_LEVELS: Final = 64
-"""Modules within modules: models have about ten levels, a chain of wrappers some dozen. A guess."""
+"""Levels of modules within modules. Models have about ten, and a chain of wrappers has some dozen. A guess."""
 _NOTE_OF_TEXTS: Final = (
     "{} texts of the capture are longer than {:,} characters; the rest of each is left out."
 )
@@ -158,7 +158,7 @@ def require_tables(database: sqlite3.Connection, tables: Mapping[str, str], *, o
     Args:
         database: from `opened`.
         tables: by name the text that makes the table.
-        others: whether there may be more; the caller reads nothing of it.
+        others: whether there may be other tables too. The caller must not read them.
 
     Raises:
         DamagedCaptureError: with the unexpected or missing table.
@@ -176,7 +176,7 @@ def require_tables(database: sqlite3.Connection, tables: Mapping[str, str], *, o
 
 
 def rows_within(rows: sqlite3.Cursor, most_bytes: int) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of a file as long as its bytes can hold them.
+    """Yield rows of a file, but not more than its bytes can hold.
 
     Raises:
         DamagedCaptureError: there are more, because its pages refer to each other.
@@ -213,7 +213,7 @@ def length_of(database: sqlite3.Connection) -> int:
 
 
 def _path_of(database: sqlite3.Connection) -> str:
-    """Return the path of a database, whose bytes may be no UTF-8, or none in the encoding of the locale."""
+    """Return the path of a database. It may have bytes that are not UTF-8, or not text in the locale's encoding."""
     database.text_factory = bytes
     try:
         (_, _, path) = database.execute("PRAGMA database_list").fetchone()
@@ -534,9 +534,9 @@ def _without_deep_modules(modules: Columns) -> tuple[Columns, int]:
 
 
 def _with_short_names(strings: list[str], tables: Mapping[str, Columns]) -> tuple[list[str], int]:
-    """Return the texts, with names cut that are too long and are not JSON, and the number of cuts.
+    """Return the texts with long names cut, and the number of cuts. Texts that are JSON are not cut.
 
-    A reader repeats a name for each row that has it, and a small file may have many rows of one long name.
+    A reader repeats a name for each row that has it, and a small file may have many rows with the same long name.
     """
     long = {number for number, text in enumerate(strings) if len(text) > _LONGEST_NAME}
     if not long:
@@ -568,9 +568,9 @@ def _count_of_groups(table: ChunkedTable, name: str, column: str) -> int:
 def _agreeing(
     table: ChunkedTable, schema: Table, counts: Mapping[str, int]
 ) -> tuple[Columns, list[tuple[Column, int, int]]]:
-    """Return the table without references to missing rows, and which columns had them, how often, with an example."""
+    """Return the table without references to missing rows, and for each column that had some: count and example."""
     wrong = [] if not table.rows else [
-        column for column in schema.columns if not _holds(table.bounds(column.name), _range(column, counts))
+        column for column in schema.columns if not _is_within(table.bounds(column.name), _range(column, counts))
     ]  # fmt: skip
     if not wrong:
         return table, []
@@ -602,7 +602,7 @@ def is_capture(path: pathlib.Path) -> bool:
         return False
 
 
-def _holds(bounds: tuple[int, int], of_column: tuple[int, int]) -> bool:
+def _is_within(bounds: tuple[int, int], of_column: tuple[int, int]) -> bool:
     return of_column[0] <= bounds[0] and bounds[1] <= of_column[1]
 
 

@@ -1,9 +1,10 @@
-"""A capture: the recorded tables as columns, compressed into chunks and decoded when a reader first needs them.
+"""Store the recorded tables of a capture as columns: compressed into chunks, and decoded when a reader needs them.
 
-A chunk holds some rows of one integer column in few bytes. Values that follow each other lie close together: numbers
-count up, times follow each other, ids are few. So a chunk stores either the differences of neighbours or the offsets
-from the smallest value, whichever is narrower, in the narrowest unsigned integers that hold them. In a file the chunk
-is also deflated, with the bytes of equal weight next to each other.
+A chunk has some rows of one integer column in few bytes. Neighbouring values are close to each other: numbers count
+up, times increase, and there are few different ids. So a chunk stores either the differences of neighbours or the
+offsets from the smallest value. It takes the kind that needs fewer bytes per value, in the narrowest unsigned integers.
+In a file the chunk is also deflated. For this, all lowest bytes of the values are put together, then all second bytes,
+and so on.
 
 A reader of five million ops needs only a few columns. `ChunkedTable` therefore decodes a column on first use and then
 drops its chunks. The schema decides the width of the decoded integers: row numbers are small, times and bytes are not.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from memwatch.capture.schema import Column, Table
 
 IntArray = NDArray[np.signedinteger[Any]]
-"""Integers with a sign, mostly of 64 bits; narrower where there are many and none is large."""
+"""Signed integers, mostly of 64 bits; narrower in columns with many small values."""
 Columns = Mapping[str, IntArray]
 """The columns of a table by name. Columns of a file have the narrowest integers that can hold their values."""
 MOST_ROWS: Final = 1 << 20
@@ -81,7 +82,9 @@ def encoded(rows: IntArray) -> list[Chunk]:
     wide = [number for number, (low, high) in enumerate(spans) if _width(high - low) > 1]
     steps: dict[int, tuple[IntArray, tuple[int, int]]] = {}
     if wide:
-        differences = np.diff(columns[wide], axis=1)  # it may wrap around, and the sum wraps back
+        differences = np.diff(
+            columns[wide], axis=1
+        )  # a difference may overflow, and the sum then overflows back
         steps = dict(zip(wide, zip(differences, _spans(differences), strict=True), strict=True))
     return [
         _chunk(values, span, steps.get(number))
@@ -100,7 +103,7 @@ def _chunk(values: IntArray, span: tuple[int, int], steps: tuple[IntArray, tuple
     Args:
         values: the column.
         span: its smallest and its largest value.
-        steps: its differences with their span, where they may be narrower.
+        steps: its differences with their span, if they may be narrower.
     """
     low, high = span
     width, is_difference, first, base, rest = _width(high - low), False, low, low, values
@@ -117,7 +120,7 @@ def _chunk(values: IntArray, span: tuple[int, int], steps: tuple[IntArray, tuple
 
 
 def deflated(chunk: Chunk) -> Chunk:
-    """Return a chunk as a file holds it."""
+    """Return a chunk in its form for a file."""
     is_deflated, is_difference, width, first, base = _HEAD.unpack_from(chunk.data)
     if is_deflated or not width:
         return chunk
@@ -240,12 +243,12 @@ class ChunkedTable(Mapping[str, "IntArray"]):
 
 
 class Mapped(Mapping[str, "IntArray"]):
-    """A table with one column computed from the recorded one, on first use.
+    """A table in which one column is computed from the recorded column, on first use.
 
     Args:
         table: the recorded table.
         name: the column.
-        change: returns its values for the recorded ones.
+        change: returns the new values for the recorded values.
     """
 
     def __init__(
@@ -273,7 +276,7 @@ class Mapped(Mapping[str, "IntArray"]):
 
 
 def _dtype(column: Column, bounds: tuple[int, int]) -> type[np.signedinteger[Any]]:
-    """Return the type of a column's integers. Row numbers and choices may be narrow: they are never added up."""
+    """Return the type of a column's integers. Row numbers and choices may be narrow, because nobody adds them up."""
     if column.refers is None:
         return np.int64
     for dtype in _NARROW if column.refers.choices else _NARROW[1:]:
@@ -284,7 +287,7 @@ def _dtype(column: Column, bounds: tuple[int, int]) -> type[np.signedinteger[Any
 
 @dataclass(frozen=True)
 class Note:
-    """Something that memwatch could not see or did differently: its first op, its kind, and a sentence."""
+    """A limit of the recording: the first op that it concerns, its kind, and a sentence."""
 
     op: int
     kind: str

@@ -4,9 +4,9 @@
 header` prints the header, which has a struct for each table that C++ appends rows to. `python -m memwatch.capture.docs
 rows` prints the module, which has a named tuple for each table whose rows Python writes or reads one by one.
 
-The native recorder names the fields of these structs where it fills them, in their order. So C++ no longer compiles
-after you rename, reorder or remove a column that it fills. A new column is 0 in every row until C++ fills it. To notice
-that, add the column to `COMPARED` in `tests/native/test_native_twins.py`, which compares both recorders.
+The native recorder fills these structs by field name, in order. So C++ no longer compiles after you rename, reorder or
+remove a column that it fills. A new column is 0 in every row until C++ fills it. To notice a missing value, add the
+column to `COMPARED` in `tests/native/test_native_twins.py`, which compares both recorders.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ TABLES_OF_PYTHON: Final = (
     "operands",
 )
 """The tables whose rows have a named tuple. The recorder in Python appends plain tuples to the tables of C++, and to
-`roles`, `calls` and `holders`: a named tuple takes ten times as long, and their rows are many."""
+`roles`, `calls` and `holders`. These tables have many rows, and making a named tuple takes ten times as long."""
 _HEADER_HEAD: Final = f"""\
 // Generated from memwatch/capture/schema.py by `make schema`: change the schema, not this file.
 //
@@ -181,7 +181,7 @@ def rows_module() -> str:
 
 
 def _ignore(column: Column) -> str:
-    """Return a comment for a type checker if the name of a column is that of a method of tuples, which it hides."""
+    """Return a comment for the type checker if a column has the name of a method of tuples."""
     return "  # type: ignore[assignment]" if hasattr(tuple, column.name) else ""
 
 

@@ -1,4 +1,4 @@
-"""The capture file: one SQLite database, written while the program runs.
+"""Write and read the capture file: one SQLite database, written while the program runs.
 
 The rows of integer tables are stored in the table `chunks`. Each of its rows holds many rows of one column
 (`columns.py`). One SQLite row per row would take ten times the space and the time. Each flush is one commit, with a
@@ -74,7 +74,7 @@ _COLUMNS: Final = (
 TABLES: Final = {columns.partition(" ")[0]: f"CREATE TABLE {columns}" for columns in _COLUMNS}
 """The tables by name, each with its CREATE TABLE statement. A reader refuses a file whose statements differ."""
 _ROWS_PER_BYTE: Final = 2
-"""Rows in a byte of a file, at most: three times the densest file that we measured.
+"""The most rows per byte of a file: three times the densest file that we measured.
 
 Loops of equal ops with only numbers have 0.63 rows in a byte, training steps 0.43.
 """
@@ -82,9 +82,9 @@ _MOST_ROWS_ALWAYS: Final = 1 << 18
 """Rows that a file may have, however small it is. A guess."""
 _CHUNK: Final = ('"table"', '"column"', "rows", "low", "high", "checksum", "data")
 _STARTED: Final = "started_s"
-"""The key of `meta` that tells two recordings apart."""
+"""The key of `meta` whose value differs between two recordings."""
 SUMMARY: Final = "summary"
-"""The key of `meta` for the summary of a rank. A reader of the whole capture skips it: the tables say the same."""
+"""The key of `meta` for the summary of a rank. A reader of the tables skips it, because they have the same data."""
 
 
 class CaptureWriter:
@@ -154,7 +154,7 @@ class CaptureWriter:
             notes: remarks, such as events that memwatch could not see.
 
         Raises:
-            CaptureError: nothing of it could be written: the disk is full, or the file is gone.
+            CaptureError: nothing was written, for example because the disk is full or the file is gone.
         """
         # compressed here, before the file is locked
         rows = [row for name, runs in tables.items() for run in runs for row in _rows_of(name, run)]
@@ -176,7 +176,7 @@ class CaptureWriter:
             database.executemany("INSERT INTO meta VALUES (?, ?)", map(_storable, rows))
 
     def make_long_enough(self, rows: int) -> None:
-        """Add free pages, so that a reader accepts this many rows (`most_rows`): imported rows may all be equal."""
+        """Add free pages, so that a reader accepts this many rows (`most_rows`). Equal rows take almost no bytes."""
         missing = (rows - most_rows(self._absolute.stat().st_size)) // _ROWS_PER_BYTE
         if missing > 0:
             for change in (
@@ -193,7 +193,7 @@ class CaptureWriter:
         Raises:
             CaptureError: the rows so far cannot be read.
         """
-        with self._lock, _telling_what_is_wrong(self.path):
+        with self._lock, _with_clear_errors(self.path):
             return _tables_in(self._database)
 
     @contextlib.contextmanager
@@ -351,9 +351,9 @@ def load(path: str | os.PathLike[str]) -> Capture:
     with _opened(path) as database:
         recorded.read_on(database)
     # the file is free again: a program that writes it waits no longer
-    with _telling_what_is_wrong(pathlib.Path(path)):
+    with _with_clear_errors(pathlib.Path(path)):
         parts = recorded.parts()
-        del recorded  # chunks go as their columns are decoded
+        del recorded  # so that each chunk is freed once its column is decoded
         return checked(*parts)
 
 
@@ -369,7 +369,7 @@ class GrowingCapture:
         self._recorded = _Recorded()
 
     def read(self) -> Capture:
-        """Return the present content of the file.
+        """Return the current content of the file.
 
         Raises:
             CaptureError: as `load` does.
@@ -378,7 +378,7 @@ class GrowingCapture:
             if not self._recorded.is_of(database):  # another recording has the name now
                 self._recorded = _Recorded()
             self._recorded.read_on(database)
-        with _telling_what_is_wrong(self._path):
+        with _with_clear_errors(self._path):
             return checked(*self._recorded.parts())
 
 
@@ -401,14 +401,14 @@ def _tables_in(database: sqlite3.Connection) -> dict[str, ChunkedTable]:
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     source = pathlib.Path(path)
-    with _telling_what_is_wrong(source), opened(source, busy_s=_BUSY_S) as database:
+    with _with_clear_errors(source), opened(source, busy_s=_BUSY_S) as database:
         _check_format(database, source)
         require_tables(database, TABLES)
         yield database
 
 
 @contextlib.contextmanager
-def _telling_what_is_wrong(source: pathlib.Path) -> Iterator[None]:
+def _with_clear_errors(source: pathlib.Path) -> Iterator[None]:
     """Turn the errors of a damaged file into one clear error.
 
     Raises:
@@ -444,7 +444,7 @@ def _check_format(database: sqlite3.Connection, source: pathlib.Path) -> None:
 
 
 class _Recorded:
-    """The rows that were read of a file so far. A program only appends rows to it, except to `meta`."""
+    """The rows of a file that were read so far. A program only appends rows to a file, except to `meta`."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[Any, ...]] = []
@@ -454,7 +454,7 @@ class _Recorded:
         self._length_bytes = 0
 
     def is_of(self, database: sqlite3.Connection) -> bool:
-        """Return whether the rows so far, if any, belong to the recording in this file."""
+        """Return True if this file has the recording that the rows so far belong to, or if there are no rows."""
         known = [row for row in self._meta if row[0] == _STARTED]
         query = "SELECT key, value FROM meta WHERE key = ?"
         return not known or database.execute(query, (_STARTED,)).fetchall() == known

@@ -1,8 +1,8 @@
-"""Retention paths as rows: each distinct path is stored once, as its references, and named by a number.
+"""Store retention paths as rows. Each different path is stored once, as a list of references, and has a number.
 
-The recorder appends rows with `PathTables` while the program runs; the analysis reads them back with `read_paths`. Both
-are in this file, because both depend on how an `Edge` and a `Vertex` become columns. The targets of references are not
-stored: a path is one however large the tensors are to which it leads.
+The recorder appends rows with `PathTables` while the program runs. The analysis reads them with `read_paths`. Both are
+in this file, because both depend on the columns of an `Edge` and a `Vertex`. The targets of references are not stored,
+so paths to different tensors can be equal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import Capture
 
 Path = tuple[Edge, ...]
-"""References from a root to an object that it keeps alive, the root's first."""
+"""References from a root to an object that it keeps alive, beginning at the root."""
 
 _BETWEEN_SIZES: Final = " "
 _MOST_LEVELS: Final = 32
-"""Functions within functions that are read of a vertex. A guess: a damaged file may nest them without end."""
+"""The most nested functions (`inner`) of a vertex that are read, because a damaged file may nest them without end. A
+guess."""
 _EDGE_KINDS: Final = {kind.value: kind for kind in EdgeKind}
 _VERTEX_KINDS: Final = {kind.value: kind for kind in VertexKind}
 
@@ -35,8 +36,8 @@ class PathTables:
 
     Args:
         strings: interns a text.
-        edge_rows: where rows of `edges` go.
-        vertex_rows: where rows of `vertices` go.
+        edge_rows: the list to which rows of `edges` are appended.
+        vertex_rows: the list to which rows of `vertices` are appended.
     """
 
     def __init__(self, strings: Callable[[str], int], edge_rows: list[int], vertex_rows: list[int]) -> None:
@@ -49,14 +50,15 @@ class PathTables:
         self._vertex_numbers = itertools.count()
 
     def __call__(self, path: Path) -> int:
-        """Return the number of a path, a new one at first sight."""
+        """Return the number of a path. A path that was not seen before gets a new number."""
         number = self._paths.get(path)
         if number is None:
             number = next(self._path_numbers)
             rows: list[int] = []
             for depth, edge in enumerate(path):
                 rows += self._edge_row(number, depth, edge)
-            # vertices, edges, then the number: a flush, or a handler of a signal that raises, may come in between
+            # Vertices are appended before edges, and edges before the number is stored. So the tables stay valid if a
+            # flush runs in between, or if a signal handler raises an error.
             self._edge_rows += rows
             self._paths[path] = number
         return number
@@ -110,7 +112,7 @@ def _number(value: int | None) -> int:
 
 
 def read_paths(capture: Capture) -> dict[int, Path]:
-    """Return the paths of a capture by number; those are missing whose rows were never written."""
+    """Return the paths of a capture by number. Paths whose rows were never written are missing."""
     vertices = _read_vertices(capture)
     table = capture.tables["edges"]
     edges = map(EdgesRow, *(table[name].tolist() for name in EdgesRow._fields))

@@ -1,8 +1,8 @@
-"""Where recorded rows go while the program runs: as chunks in memory, or into the file when there is one.
+"""Collect recorded rows while the program runs: as chunks in memory, or in the file if there is one.
 
 If the file can no longer be written, for example because the disk is full, the program goes on and no row is lost. From
-then on rows are kept in memory, and they are written to the file at the end if it has room again. Another program may
-remove the file, or cut it off. So a copy of the written rows stays in memory while the recording is small. A longer
+then on rows are kept in memory. At the end they are written to the file, if this is possible again. Another program may
+remove the file or cut it off. So a copy of the written rows stays in memory while the recording is small. A longer
 recording is read back from the file, which SQLite keeps open.
 """
 
@@ -31,7 +31,7 @@ _CHUNK_BYTES: Final = 200
 
 
 class Recording:
-    """Collect rows of the recorded tables; bounded memory when a writer is given.
+    """Collects rows of the recorded tables. With a writer, its memory is bounded.
 
     Attributes:
         failure: the reason why the file is incomplete, if it is.
@@ -56,7 +56,7 @@ class Recording:
         self.is_lost = False
 
     def add(self, rows: dict[str, Sequence[int] | IntArray], strings: list[str], notes: list[Note]) -> None:
-        """Store the data since the last call: rows of integer tables (flat or shaped), strings and notes."""
+        """Store the data since the last call: rows of integer tables (flat or two-dimensional), strings and notes."""
         shaped = {name: as_rows(flat, len(RECORDED_BY_NAME[name].columns)) for name, flat in rows.items()}
         runs = {name: [self._chunks(table)] for name, table in shaped.items() if len(table)}
         self._strings += strings
@@ -113,7 +113,7 @@ class Recording:
     def finish(self, meta: dict[str, Any], op: int) -> None:
         """Write the metadata of a recording that has ended after `op` ops, and close its file, if any.
 
-        Does not raise: `failure` says why the file is not whole.
+        No error is raised. `failure` has the reason if the file is incomplete.
         """
         self.meta = meta
         if self._writer is None:
@@ -135,7 +135,7 @@ class Recording:
         self._writer.close()
 
     def _read_back(self, writer: CaptureWriter) -> None:
-        """Copy the written rows into memory, if a reader may not find the file."""
+        """Copy the written rows into memory, because the file may be missing or damaged."""
         if self._copies is not None:
             self._written = empty_tables()
             for runs in self._copies:
@@ -182,11 +182,11 @@ class Recording:
         return Capture(tables, list(self._strings), meta, list(self._notes))
 
     def abandon(self) -> None:
-        """Forget the file without closing it: a forked child shares it with its parent."""
+        """Forget the file without closing it, because a forked child shares it with its parent."""
         with contextlib.suppress(AttributeError):
             self._writer = None
 
 
 def _without_traceback(error: CaptureError) -> CaptureError:
-    """Return an error that can be kept: a traceback holds the program's frames, and so its tensors."""
+    """Return a copy of an error without its traceback, which would keep the program's frames and tensors alive."""
     return CaptureError(str(error))

@@ -1,10 +1,13 @@
-"""The single description of the contents of a capture.
+"""Describe the tables of a capture, in one place.
 
-The recorder and the file use it, and `memwatch.capture.docs` generates the header of the C++ sources and a page of the
-documentation from it. The recorder appends rows to *recorded* tables, and the file stores them. No row changes later.
-`RECORDED` has all these tables. Two groups of them stand above it: `IMPORTED`, which only an imported memory snapshot
-fills, and `OF_HOLDERS`, the holders that samples saw. Users read *derived* tables. `memwatch.analysis` computes them,
-and `memwatch.capture.derived` lists their columns.
+The recorder and the file use this description. `memwatch.capture.docs` generates the header of the C++ sources and a
+page of the documentation from it.
+
+- *Recorded* tables: the recorder appends rows to them, and the file stores them. No row changes later. `RECORDED` has
+  all these tables. Two groups of them are defined before it: `IMPORTED`, which only an imported memory snapshot fills,
+  and `OF_HOLDERS`, the holders that samples saw.
+- *Derived* tables: users read them. `memwatch.analysis` computes them, and `memwatch.capture.derived` lists their
+  columns.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ class Reference:
 
     Attributes:
         to: the table that the integer is a row number of. For `strings` it is the id of a text.
-        choices: the number of choices, if the column refers to no table. The integer is below it.
-        or_none: whether the integer may also be -1, "there is none".
-        is_count: whether the integer is a number of rows. Then it may be as large as the number of all rows.
+        choices: the number of choices, if the column does not refer to a table. The integer is below it.
+        or_none: whether the integer may also be -1, which means none.
+        is_count: whether the integer counts rows. If it does, it may be as large as the number of all rows.
         is_json: whether the text is JSON, which may be long. Other texts are names.
     """
 
@@ -220,7 +223,7 @@ OLDEST_FORMAT: Final = 9
 `process_parts`, `mode_changes` and `numbers`."""
 
 NONE: Final = -1
-"""An integer column's "there is none": no module, no stack, not dead."""
+"""The value of an integer column that means none: no module, no stack, not dead."""
 
 PHASES: Final = ("forward", "backward", "optimizer", "recompute")
 FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = range(len(PHASES))
@@ -235,8 +238,8 @@ OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
 """The owners of source code."""
 ORIGINS: Final = ("op", "baseline", "external", "unobserved", "thread")
 PLACES_OF_MODULES: Final = ("known", "moved", "former")
-"""What a row of `modules` has: the place of a module since it was made, its new place since this row, or the place from
-which the program has removed it."""
+"""The meaning of a row of `modules`: the place where a module was first seen, its new place from this row on, or the
+place from which the program has removed it."""
 GRADIENT_PREFIX: Final = "grad of "
 """The beginning of a gradient's name in `roles`. The name of its parameter follows."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")

@@ -1,9 +1,8 @@
-"""One adapter for each kind of device: the host, CUDA, and any other accelerator of torch.
+"""Define one adapter for each kind of device: the host, CUDA, and any other accelerator of torch.
 
 An adapter reads the statistics of the device's allocator and the use of the device, and it saves and restores random
-states. `Reserved` has the
-memory that a caching allocator holds on a device: segments, and in them used and free blocks. `Failure` recognises an
-out-of-memory error of each allocator, and reads from its text where memory ran out.
+states. `Reserved` has the memory that a caching allocator holds on a device: segments, and in them used and free
+blocks. `Failure` has the facts in an out-of-memory error: the requested bytes, and where memory ran out.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ namespace: Final[Any] = torch.cuda
 """torch's module for CUDA, where a device is pretended in it."""
 ALLOCATED: Final = "active_allocated"
 WAITING: Final = ("active_pending_free", "active_awaiting_free")
-"""Freed by the program, while a stream may still use them: torch has had both names."""
+"""States of a block that the program has freed and a stream may still use. Versions of torch have different names."""
 NOTE_KIND: Final = "out of memory"
-"""The kind of the notes about an allocator that had no memory left: the bytes that it held then."""
+"""The kind of a note about an allocator that had no memory left. The note has the bytes that it held at that time."""
 _UNITS: Final = {
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50, "EiB": 1 << 60,
 }  # fmt: skip
 _WORDS: Final = "allocate memory"
-"""The message of c10's allocator of the host, in a plain RuntimeError."""
+"""Part of the message of c10's host allocator, which raises a plain RuntimeError."""
 DEFAULT_POOL: Final = (0, 0)
 """torch's number of the pool that gives memory to every tensor. A CUDA graph and a `MemPool` have their own pools."""
 _CUDA_DRIVER: Final = "libcuda.so.1"
@@ -53,11 +52,11 @@ _RELAXED: Final = 2
 _ASKED: Final = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?([KMGTPE]?i?B|bytes)")
 """The requested size in the messages of allocators: the host's, CUDA's, other accelerators', and numpy's."""
 _AGAIN: Final = re.compile(r"Caught (\w+) (in DataLoader worker process)?.*\.\nOriginal Traceback")
-"""The text of an error that torch raises again for a worker: the class of the first error, and where it was raised."""
+"""The text of an error that torch raises again for a worker. It has the class and the place of the first error."""
 _RAISED_ELSEWHERE: Final = frozenset(
     {("multiprocessing.pool", "RemoteTraceback"), ("concurrent.futures.process", "_RemoteTraceback")}
 )
-"""Causes of an error that a pool brings from another process, by module and name of their class."""
+"""Module and class name of the `__cause__` of an error that a pool brings from another process."""
 
 
 class DeviceUse(NamedTuple):
@@ -77,7 +76,7 @@ class Adapter(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """The devices that the program has begun to use; none where asking would wake one."""
+        """The devices that the program has begun to use. Reading this never initialises a device."""
 
     def allocated_bytes(self, name: str) -> int:
         """Return the bytes that the allocator of a device has handed out; 0 if it keeps no count."""
@@ -91,7 +90,7 @@ class Adapter(Protocol):
 
     @property
     def alignment_bytes(self) -> int:
-        """Every block begins at a multiple of this, so other blocks cannot use the rest of its last stretch."""
+        """Every block begins at a multiple of this. The bytes from the end of a block to the next multiple are lost."""
 
     def statistics(self, name: str) -> Mapping[str, int]:
         """Return the figures of a device's allocator by torch's names for them; empty if it keeps none."""
@@ -217,7 +216,7 @@ class Accelerator:
 
     @property
     def names(self) -> list[str]:
-        """The devices, once the backend is initialised; a backend that cannot tell is, from its import on."""
+        """The devices, once the backend is initialised. A backend without `is_initialized` counts as initialised."""
         module = self._module
         if (
             module is None
@@ -267,7 +266,7 @@ class Accelerator:
 
     @property
     def alignment_bytes(self) -> int:
-        """Blocks lie side by side, so the sizes decide."""
+        """The same as `rounding_bytes`, because blocks follow each other without gaps."""
         return _ROUNDING_BYTES
 
     def segments(self, name: str, pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
@@ -318,7 +317,7 @@ class Cuda(Accelerator):
 
     @property
     def names(self) -> list[str]:
-        """The devices, once CUDA is initialised; asking for their number before would do that in some builds."""
+        """The devices, once CUDA is initialised. In some builds, reading their number before would initialise CUDA."""
         if not torch.cuda.is_initialized():
             return []
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
@@ -335,7 +334,7 @@ class Cuda(Accelerator):
         return DeviceUse(capacity_bytes - free_bytes, capacity_bytes)
 
     def _segments_of_all(self, pool: tuple[int, int] | None) -> list[dict[str, Any]]:
-        # torch takes the number of the default pool for all pools
+        # torch would return the segments of all pools for the number of the default pool
         of_pool = {} if pool in (None, DEFAULT_POOL) else {"mempool_id": pool}
         segments: list[dict[str, Any]] = []
         try:
@@ -508,7 +507,7 @@ def is_of_numpy(error: BaseException) -> bool:
 
 
 def is_of_host(error: BaseException) -> bool:
-    """Return True where the memory of the host ran out."""
+    """Return True if the memory of the host ran out."""
     return not isinstance(error, torch.OutOfMemoryError)
 
 
@@ -518,7 +517,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and _WORDS in str(error):
         return True
-    # an error whose class takes other arguments than a text comes as a RuntimeError
+    # torch raises the error of a worker as a RuntimeError if its class does not take a text as its only argument
     again = _AGAIN.match(str(error)) if type(error) is RuntimeError else None
     return again is not None and again[1] in {cls.__name__ for cls in subclasses_of(MemoryError)}
 
@@ -529,9 +528,9 @@ class Failure(NamedTuple):
     Attributes:
         asked_bytes: the requested bytes, if the allocator's message has them.
         lines: `file:line` of the calls in its traceback.
-        by_limit: whether it comes from the program's own limit. Then no allocator failed.
+        by_limit: whether the program's own limit raised it, and not an allocator.
         in_worker: whether a worker process or thread raised it first.
-        in_process: whether this was another process.
+        in_process: whether it was a worker process.
     """
 
     asked_bytes: int | None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memwatch.estimate.result import Estimate
 
 _MOST_SAMPLES = 1 << 20
-"""Guess: a search that reaches this batch size has a program that ignores it."""
+"""If a program fits with this batch size, memwatch assumes that the program ignores the batch size. A guess."""
 
 
 def estimate(
@@ -100,7 +100,7 @@ class LargestBatch:
     def __str__(self) -> str:
         if not self.batch_size:
             return f"a batch of 1 does not fit {self.device}"
-        # the allocator runs with the tensors alone: with the workspace of kernels, this batch may not fit
+        # the allocator ran without the workspace of kernels, with which this batch may not fit
         more = (
             f", and {self.batch_size + 1:,} does not fit. Choose a smaller batch size, because the workspace of "
             "kernels is not counted"
@@ -159,7 +159,7 @@ def find_largest(
         raise OptionError("the largest batch size of interest must be 1 or more")
     last = _MOST_SAMPLES if at_most is None else at_most
     tried: dict[int, bool] = {}
-    # figures of a device that never fills up: those of too large batches help to predict the result
+    # These bytes assume a device without a limit, so that batches that are too large also help to predict the result.
     reserved_bytes: dict[int, int] = {}
     best: tuple[Estimate, Outcome] | None = None
     fits, fails, batch_size = 0, last + 1, 1
@@ -192,7 +192,9 @@ def _next(tried: dict[int, int], fits: int, fails: int, limit_bytes: int) -> int
     Memory grows about linearly with the batch size. So a line through two sizes predicts the result.
     """
     if fails in tried and len(tried) % 3 == 0:
-        guess = (fits + fails) // 2  # halving bounds the number of tries when the prediction is poor
+        guess = (
+            fits + fails
+        ) // 2  # halve every third time, which bounds the tries if the prediction is poor
     elif fails in tried and fits:
         guess = fits + _on_line(tried, fits, fails, limit_bytes)
     else:
@@ -202,7 +204,10 @@ def _next(tried: dict[int, int], fits: int, fails: int, limit_bytes: int) -> int
 
 
 def _on_line(tried: dict[int, int], low: int, high: int, limit_bytes: int) -> int:
-    """Return how far the limit lies above the last size that fits; as much again where no line is known."""
+    """Return the distance from a batch size up to the limit, by a line through two sizes.
+
+    If their memory does not grow, return `high`, which doubles the batch size.
+    """
     growth_bytes = tried[high] - tried[low]
     if growth_bytes <= 0:
         return high

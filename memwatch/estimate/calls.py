@@ -1,4 +1,4 @@
-"""The ops of an estimated program with the sizes of their arguments, which a recording of fake tensors lacks."""
+"""Collect the ops of an estimated program with the sizes of their arguments, which its recording does not have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Shape:
     """Size, type and device of an argument of a call.
 
     Attributes:
-        size, stride: elements along each dimension, and from one to the next.
+        size: elements along each dimension.
+        stride: distance between neighbours in each dimension, in elements.
         dtype: element type.
         device: its device.
     """
@@ -38,7 +39,7 @@ class Shape:
         return (last + 1) * self.dtype.itemsize
 
     def resized(self, sizes: Mapping[int, int]) -> Shape:
-        """Return the shape with some lengths in place of others, its dimensions laid out in the same way."""
+        """Return the shape with some lengths replaced. The dimensions keep their order in memory."""
         size = tuple(sizes.get(length, length) for length in self.size)
         stride = list(self.stride)
         before = after = 1  # elements of the inner dimensions, before and after the change
@@ -51,7 +52,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An op and its arguments, tensors as shapes; equal calls need equal workspace.
+    """An op and its arguments, with shapes in place of tensors. Equal calls need equal workspace.
 
     Attributes:
         op: the overload.
@@ -75,7 +76,7 @@ class Call:
         return sum(shape.nbytes for shape in self.shapes())
 
     def resized(self, sizes: Mapping[int, int]) -> Call:
-        """Return the call with some lengths in place of others, wherever they occur, as in `normalized_shape`."""
+        """Return the call with some lengths replaced, in shapes and in arguments such as `normalized_shape`."""
 
         def change(leaf: Value) -> Value:
             if isinstance(leaf, Shape):
@@ -96,7 +97,13 @@ class Call:
 
 
 class Calls:
-    """The calls of a program: each that is different once, and which op of the recording made which."""
+    """The calls of a program.
+
+    Attributes:
+        ops: the number of an op in the recording, for each noted op.
+        numbers: the number of its call, for each noted op.
+        different: each different call once, with its number.
+    """
 
     def __init__(self) -> None:
         self.ops: list[int] = []
@@ -107,17 +114,17 @@ class Calls:
         """Note the arguments of an op of the recording. An op whose arguments cannot be listed is left out."""
         try:
             number = self.different.setdefault(call_of(overload, args, kwargs), len(self.different))
-        except TypeError:  # an argument that cannot be compared, or a sparse tensor
+        except TypeError:  # an argument without a hash, or a sparse tensor
             return
         self.ops.append(op)
         self.numbers.append(number)
 
 
 def call_of(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-    """Return what an op was called with, its tensors as shapes.
+    """Return the call of an op, with shapes in place of tensors.
 
     Raises:
-        TypeError: a tensor is sparse, so its shape does not say how many bytes it has.
+        TypeError: a tensor is sparse, so its shape does not determine its bytes.
     """
     keyword = tuple((name, _described(value)) for name, value in kwargs.items())
     return Call(overload, _described(args), keyword)

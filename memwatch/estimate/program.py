@@ -1,6 +1,7 @@
-"""Run the beginning of a program on fake tensors, as one rank of its job, and record what they would take.
+"""Run the beginning of a program on fake tensors, as one rank of its job, and record the memory of real tensors.
 
-The program must not write checkpoints, start workers, compile or ask a GPU. `left_out` replaces these actions.
+The program must not write checkpoints, start workers, compile, or ask a GPU for data. `left_out` replaces these
+actions.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def _refuse_real_parameters(args: tuple[Any, ...]) -> None:
 
 
 class Lines:
-    """The lines of the program that did something, such as reading a value; each once."""
+    """Counts actions, such as reading a value, by the line of the program."""
 
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
@@ -205,7 +206,7 @@ class _Steps:
 
 
 def _refusal(error: BaseException, not_moved: str) -> str | None:
-    """Return a sentence for an error that fake tensors cause; None for an error of the program's own."""
+    """Return a sentence for an error that fake tensors cause; None for an error of the program itself."""
     where = _line_of(error)
     if isinstance(error, UNANSWERABLE):
         return f"{where} {_NO_VALUES} ({error.func.name()})"
@@ -240,7 +241,7 @@ _NO_WORKERS: Final = {
     "multiprocessing_context": None, "worker_init_fn": None,
 }  # fmt: skip
 _POSITIONAL: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
-"""Arguments of a DataLoader that are given by position; those after them rarely are."""
+"""Arguments of a DataLoader that programs give by position. Later arguments are rarely given so."""
 _DEVICES_OF_A_HOST: Final = 8
 """The devices that a program finds on its host, as in most servers. A guess."""
 _NO_REFERENCES: Final = SimpleNamespace(getweakrefs=lambda tensor: [])
@@ -248,10 +249,10 @@ _NO_REFERENCES: Final = SimpleNamespace(getweakrefs=lambda tensor: [])
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The actions that a program did differently.
+    """The actions that `left_out` replaced.
 
     Attributes:
-        remarks: sentences, as keys.
+        remarks: sentences about them, as keys.
         not_moved: why tensors cannot be moved to CUDA devices; empty if they can.
     """
 
@@ -298,8 +299,8 @@ def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None])
 def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
     """Return a `swap_tensors` that ignores weak references; torch converts and moves fake parameters with it.
 
-    For real parameters torch changes their data instead, so their referrers do not matter. torch itself refers to
-    fake ones.
+    `swap_tensors` refuses tensors with weak references. torch itself has weak references to fake tensors. For real
+    parameters torch does not swap, but changes their data.
     """
 
     def swap_fake(*tensors: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The result of an estimate: the counted bytes and the modelled bytes, each by itself."""
+"""Define the result of an estimate, with separate figures for counted bytes and modelled bytes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Estimate:
     """The peak of one rank.
 
     Attributes:
-        reading: what was recorded, with the same tables as a profile has.
-        job: the rank, and how many there are.
+        reading: the recording, with the same tables as a profile.
+        job: the rank, and the number of ranks.
         steps: steps of the optimizer that the program made.
         calls: the ops with the sizes of their arguments.
         reads: lines of the program that read a value and got zero.
-        remarks: sentences about what the program did differently.
+        remarks: sentences about actions of the program that were replaced.
         branches: the lines in `reads` that asked for yes or no, not for a number. The answer was no.
     """
 
@@ -53,9 +53,9 @@ class Estimate:
 
     @cached_property
     def workspace(self) -> Workspace | None:
-        """The memory of kernels at the peak beside tensors. The ops near it run in a process of their own.
+        """The memory of kernels at the peak, in addition to tensors; None for a device that this machine does not have.
 
-        None for a device that this machine does not have.
+        To measure it, the ops near the peak run in a process of their own.
         """
         return workspace_at_peak(self.calls, self.reading)
 
@@ -93,8 +93,8 @@ class Estimate:
         """Run the allocator for a device, on one stream.
 
         Args:
-            device: a card such as `"H100"`, without the memory that its CUDA context and libraries are assumed to take.
-                Or the memory that torch can use, as `"80 GiB"`.
+            device: a card such as `"H100"`, whose CUDA context and libraries are assumed to take some of its memory; or
+                the memory that torch can use, such as `"80 GiB"`.
 
         Raises:
             MemwatchError: the program has no tensors on an accelerator, or the device or the settings are unknown.
@@ -142,6 +142,6 @@ class Estimate:
             return int(np.cumsum(changes).max()), None
         try:
             outcome = self._allocator[0].run(self._trace, self.settings, ANY_DEVICE_BYTES)
-        except SettingsError:  # `on_device` raises it; without a limit the default is good enough
+        except SettingsError:  # `on_device` reports it; for this figure the default settings are good enough
             outcome = self._allocator[0].run(self._trace, "", ANY_DEVICE_BYTES)
         return outcome.most_allocated_bytes, outcome.most_reserved_bytes

@@ -1,4 +1,4 @@
-"""An estimate as text, and as plain values for programs."""
+"""Show an estimate as text, and as plain values for programs."""
 
 from __future__ import annotations
 
@@ -183,8 +183,6 @@ def estimate_text(
     device: str,
     run: str,
     notes: Sequence[str] = (),
-    width: int | None = None,
-    color: bool | None = None,
 ) -> str:
     """Return the figures of an estimate, each with its source.
 
@@ -198,12 +196,10 @@ def estimate_text(
         workspace_bytes: bytes of the kernels' own buffers at the peak. None if unknown.
         workspace_rests_on: the source of `workspace_bytes`.
         not_counted: the kinds of memory that no figure includes.
-        assumed: memory of the card that no tensor can have: bytes, and what takes them with the source.
+        assumed: memory of the card that tensors cannot use: bytes, and their use with the source.
         device: the device of the tensors.
-        run: the rank that ran, and how far it got.
+        run: the rank that ran, and its steps.
         notes: sentences that follow.
-        width: characters in a line; by default the terminal's, or COLUMNS.
-        color: whether to colour; by default only on a terminal.
 
     Returns:
         The text, ending with a newline.
@@ -229,4 +225,4 @@ def estimate_text(
     for nbytes, what in assumed:
         table.add_row(format_bytes(nbytes), "assumed", what)
     parts: list[RenderableType] = [head, "", table, *(Text(f"- {clip(note)}") for note in notes)]
-    return to_text(*parts, width=width, color=color)
+    return to_text(*parts)

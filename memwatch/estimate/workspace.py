@@ -4,9 +4,9 @@ A call with small tensors runs once, at its own sizes, and the allocator's event
 lengths are halved until it is small. It runs with each combination of these lengths and their halves, so 2^n times for
 n lengths. This shows how the workspace grows with each length. Only calls that could raise the peak run.
 
-A kernel that is given zeros may end the process that runs it, so calls run in a process of their own: `python -m
-memwatch.estimate.workspace` reads calls from its standard input, writes the key of each before it runs, and in the end
-the bytes that each of them held beyond its results.
+A kernel may crash when it gets zeros, so calls run in a process of their own. `python -m memwatch.estimate.workspace`
+reads calls from its standard input. It writes the key of each call before the call runs. At the end it writes the bytes
+that each call held in addition to its results.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 _SMALL_BYTES: Final = 16 << 20
 """Most bytes of the tensors of a call that runs. A larger call runs at smaller sizes. A guess."""
 _LONGEST_KEPT: Final = 16
-"""No length is halved below this, because kernels treat short lengths in another way. A guess."""
+"""No length is halved below this, because kernels may use other methods for short lengths. A guess."""
 _MOST_RATIO: Final = 4
-"""Workspace is assumed to be at most so many times the tensors of a call. A call that stays below the peak even then
-does not run. A guess."""
+"""memwatch assumes that workspace is at most so many times the tensors of a call. A call that stays below the peak even
+with this workspace does not run. A guess."""
 _ALLOWED_S: Final = 20.0
 """Time for all runs of one estimate. A guess."""
 _MOST_LENGTHS: Final = 4
 """Lengths of one call that are halved: with four, the call runs 16 times. A guess."""
 _TORCH_NAMESPACES: Final = frozenset({"aten", "prims"})
 _NEVER_MEASURED: Final = frozenset({"c10d", "_c10d_functional", "_dtensor", "fsdp", "prim", "profiler"})
-"""Namespaces of ops that move memory between processes (a run here would wait for the others), or compute nothing."""
+"""Namespaces of ops that wait for other processes, or that compute nothing."""
 _SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
 _BEYOND_S: Final = 60.0
-"""More time for a process: it imports torch first, and a call that began in time may end late. A guess."""
+"""Additional time for a process, because it imports torch first, and its last call may end late. A guess."""
 _TRIES: Final = 4
 """Processes that are started in turn. If a call ends its process, the next process leaves out this call. A guess."""
 
@@ -85,7 +85,7 @@ class _Scaled:
     factors: Mapping[int, int]
 
     def corners(self) -> Iterator[tuple[int, ...]]:
-        """Yield a 1 for each length that is halved once more, else a 0, in all combinations."""
+        """Yield all combinations of 0 and 1, one number per length. 1 means that the length is halved once more."""
         return itertools.product((0, 1), repeat=len(self.factors))
 
     def at(self, corner: tuple[int, ...]) -> Call:
@@ -156,8 +156,8 @@ def _highest(calls: Calls, reading: Reading) -> IntArray:
     recorded = reading.part("ops", ["name"])["name"].to_numpy()
     noted, numbers = np.array(calls.ops, dtype=np.int64), np.array(calls.numbers, dtype=np.int64)
     names = np.array([str(call.op) for call in calls.different], dtype=object)
-    # `calls.ops` has the number of the op that ran last. If the call's own op was not recorded, this is the op before
-    # it, which has another name
+    # `calls.ops` has the number of the latest recorded op. If the call's own op was not recorded, this is an earlier op
+    # with another name.
     same = recorded[noted] == names[numbers]
     highest: IntArray = np.zeros(len(names), dtype=np.int64)
     np.maximum.at(highest, numbers[same], _live_of_ops(reading, len(recorded))[noted[same]])
@@ -167,7 +167,7 @@ def _highest(calls: Calls, reading: Reading) -> IntArray:
 def _live_of_ops(reading: Reading, num_ops: int) -> IntArray:
     """Return the most live bytes from the start of each op to the start of the next op.
 
-    This includes the results of the op: the recorder notes them when the op has ended.
+    This includes the results of the op, which the recorder notes after the op has ended.
     """
     timeline = reading.part("timeline", ["op", "live_bytes"])
     op, live = timeline["op"].to_numpy(), timeline["live_bytes"].to_numpy()
@@ -222,7 +222,7 @@ def _shrunk(call: Call) -> _Scaled | None:
 def _bytes_of_tensors(call: Call) -> int | None:
     """Return the bytes of a call's arguments and results; None if the op refuses the arguments.
 
-    A result that is an argument, as of an op in place, counts twice. The sum is compared with limits alone.
+    If a result is an argument, as with an in-place op, it counts twice. This is good enough to compare with limits.
     """
     with suppress(Exception), torch.no_grad(), fake_mode():
         positional, keyword = call.filled(_empty)
@@ -276,7 +276,7 @@ def run_calls(calls: Mapping[str, Call], allowed_s: float) -> dict[str, int]:
 def _packed(call: Call) -> bytes | None:
     try:
         return pickle.dumps((str(call.op), call.positional, call.keyword))
-    except Exception as error:  # a value that cannot be sent: what the call needs is not known
+    except Exception as error:  # an argument cannot be sent, so the workspace of the call stays unknown
         pass_on(error)
         return None
 
@@ -307,7 +307,7 @@ def _in_process(waiting: Mapping[str, bytes], allowed_s: float) -> tuple[dict[st
 def _arguments(key: str, call: Call, until_s: float) -> tuple[list[Value], dict[str, Value]]:
     if time.monotonic() > until_s:
         raise TimeoutError
-    _tell(key)
+    _write_line(key)
     return call.filled(_zeros)
 
 
@@ -315,13 +315,13 @@ def _zeros(shape: Shape) -> torch.Tensor:
     return torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device).zero_()
 
 
-def _tell(value: Any) -> None:
+def _write_line(value: Any) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
 def _op(name: str) -> Any:
-    """Return the overload of a name, as `aten.add.Tensor`."""
+    """Return the overload with a name such as `aten.add.Tensor`."""
     return functools.reduce(getattr, name.split("."), torch.ops)
 
 
@@ -337,7 +337,7 @@ def main() -> None:
         name, positional, keyword = pickle.loads(packed)  # noqa: S301
         call = Call(_op(name), positional, keyword)
         calls[key] = call.op, functools.partial(_arguments, key, call, until_s)
-    _tell(measure_workspaces(calls, "cpu"))
+    _write_line(measure_workspaces(calls, "cpu"))
 
 
 if __name__ == "__main__":

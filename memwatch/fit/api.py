@@ -1,4 +1,4 @@
-"""fit(): find the fastest way to train whose measured peak is within a limit.
+"""Find the fastest way to train with a measured peak within a limit (`memwatch.fit`).
 
 If no way stays within the limit, `BudgetError` names the obstacle, from a recording of the way with the lowest peak.
 """
@@ -126,8 +126,8 @@ def fit_program(
         steps: steps of the optimizer after which a run is ended; None for 3, or 2 if the program makes no more.
         ways: kinds of ways to try; see `fit`.
         files: keeps the script's changes away from the user's files; None lets the script write.
-        plan_path: where the caller saves the plan, if the way has one. The lines load it from there.
-        print_line: is called with the result of each run, as soon as it has ended.
+        plan_path: the file to which the caller saves the plan, if the way has one. The lines load it from there.
+        print_line: called with the result of each run, as soon as it has ended.
 
     Returns:
         The result. The process stays unchanged.
@@ -177,7 +177,7 @@ def _searched_or_estimated(
 def _estimated(
     trial: LiveTrial, step: Callable[[], Any], limit_bytes: int, kinds: set[Kind]
 ) -> tuple[Search, Measurement] | None:
-    """Search with fake tensors where nothing could be run; return None for a step that reads values of tensors."""
+    """Search with fake tensors, because no way could run. Return None for a step that reads values of tensors."""
     try:
         with fake_mode():
             return _searched(EstimatedTrial(step, trial.model, trial.device), limit_bytes, kinds)
@@ -230,9 +230,8 @@ def _not_reachable(
     )  # fmt: skip
     error = BudgetError(text, lowest, lowest.baseline_bytes).because(failed if failures else "")
     error = error.because(search.left_out)
-    if (
-        trial.left_bytes
-    ):  # memory of earlier runs is still alive, and a recording would count it as this run's
+    # if memory of earlier runs is still alive, a recording would count it as memory of its run
+    if trial.left_bytes:
         return error
     return error.because(_obstacle(trial.recorded(lowest.way), lowest, limit_bytes))
 
@@ -240,7 +239,7 @@ def _not_reachable(
 def _obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:
     """Return the reason why even the lowest way does not fit.
 
-    It is the memory from before the step, the optimizer, the workspace of an op, or else what is alive at the peak.
+    It is the memory from before the step, the optimizer, the workspace of an op, or else the storages at the peak.
 
     Args:
         reading: the recording of a step in the lowest way.

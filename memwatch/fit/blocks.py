@@ -1,4 +1,4 @@
-"""The blocks of a model that can be checkpointed: the modules that save much, none of them inside another."""
+"""Find the blocks of a model that can be checkpointed: modules that save many bytes and are not inside each other."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def leaves_of(value: Any) -> Iterator[Any]:
 
 
 _LEAST_SHARE: Final = 1 / 50
-"""A share of the model's saved bytes. A block that saves less is left alone. A guess."""
+"""A share of the model's saved bytes. A block that saves less is not checkpointed. A guess."""
 _LARGEST_SHARES: Final = (1 / 2, 1 / 8)
 """A block saves at most this share of the saved bytes, if a smaller block exists.
 
-A block's saved bytes are alive again when it is computed again, and the inputs of small blocks add up.
+There are two shares, because large and small blocks both have a cost. When a block is computed again, its saved bytes
+are alive again. And the inputs of many small blocks add up.
 """
 
 
@@ -53,7 +54,7 @@ class SavedBytes:
     Attributes:
         by_module: bytes by the module's name, including its children's bytes.
         order: the modules that were called, in the order of their first calls.
-        losses: the modules whose calls returned no tensor but scalars, such as a loss.
+        losses: the modules whose calls returned only tensors with one element, such as a loss.
     """
 
     by_module: dict[str, int] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class SavedScan:
     Attributes:
         found: the result so far.
         gradients_wait: whether gradients were alive when the model was called, so that freeing them may help.
-        changing_buffers: names of the buffers that were written, known once the watch has ended.
+        changing_buffers: names of the buffers that were written; empty until the watch has ended.
         baseline_bytes: live bytes of the device at the model's first call in the watched step. A plan of forward and
             backward starts from this figure.
     """
@@ -148,7 +149,7 @@ class SavedScan:
 
     @raises_later
     def _died(self, key: int, _: object) -> None:
-        """Forget an address: the next step may save another storage there."""
+        """Forget an address, because the next step may save another storage there."""
         _, of_modules = self._living.pop(key, (None, ()))
         for seen in of_modules:
             seen.discard(key)
@@ -164,7 +165,7 @@ def partitions(model: nn.Module, saved: SavedBytes) -> list[tuple[str, ...]]:
     """Return ways to divide a model into blocks, large blocks first, each in the order of the calls."""
     total = saved.by_module.get("", 0) or max(saved.by_module.values(), default=0)
     place = {name: number for number, name in enumerate(saved.order)}
-    # a loss in a checkpoint computes large results again, right at the peak
+    # leave out losses, because a checkpointed loss computes large results again, right at the peak
     by_module = {name: nbytes for name, nbytes in saved.by_module.items() if name not in saved.losses}
     found: list[tuple[str, ...]] = []
     for share in _LARGEST_SHARES:
@@ -201,6 +202,8 @@ def chains(model: nn.Module, saved: SavedBytes) -> list[tuple[str, int]]:
         ):
             start = f"{name}." if name else ""
             parts = [saved.by_module.get(f"{start}{short}", 0) for short, _ in module.named_children()]
-            if sum(parts) < saved.by_module[name] / 2:  # most is saved between the parts, not in them
+            if (
+                sum(parts) < saved.by_module[name] / 2
+            ):  # most bytes are saved between the parts, and not in them
                 found.append((name, len(module)))
     return found

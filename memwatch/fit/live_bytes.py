@@ -1,4 +1,4 @@
-"""Live bytes of a device over a stretch of code: the bytes before it, and every allocation and free since."""
+"""Count the live bytes of a device in a block of code: the bytes before it, and every allocation and free in it."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class LiveBytes:
     Attributes:
         baseline_bytes: bytes that were alive when the block began.
         peak_bytes: the most bytes alive at one instant of the block, the baseline included.
-        marks_ns: instants of the block to know the live bytes of, in Unix time. The block fills it.
-        marked_bytes: the bytes that were alive at each of them.
+        marks_ns: instants in the block, in Unix time. The caller adds them.
+        marked_bytes: the bytes that were alive at each of these instants.
     """
 
     baseline_bytes: int = 0
@@ -66,8 +66,8 @@ class LiveBytes:
 def count_live_bytes(device: str) -> Iterator[LiveBytes]:
     """Count the live bytes of a device (`cpu`, `cuda:0`) in a block, by its allocator's own events.
 
-    No op is observed, so the program runs as it does alone. On the host torch reports the size of a freed block only
-    if it reported the block's allocation. Weak references watch older blocks.
+    No op is recorded, so the program runs as it does without memwatch. On the host, torch reports the free of a block
+    only if it reported the block's allocation. So weak references watch the blocks from before.
 
     Raises:
         MemwatchError: a profiler is running already, or this torch reports no allocator events.
@@ -93,7 +93,7 @@ def alive_bytes(device: str) -> int:
 
 
 class LivingStorages:
-    """The storages of a device that are alive when this is made, without keeping them."""
+    """Weak references to the storages of a device that are alive when this object is made."""
 
     def __init__(self, device: str) -> None:
         self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
@@ -106,14 +106,14 @@ class LivingStorages:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of those that are still alive."""
+        """The bytes of the storages that are still alive."""
         return sum(nbytes for storage, nbytes in self._storages.values() if storage() is not None)
 
 
 def _living_tensors() -> Iterator[torch.Tensor]:
     for tensor in of_classes(gc.get_objects(), lambda cls: derives(cls, torch.Tensor)):
         yield tensor
-        # the gradient may have had no Python object so far
+        # gc did not list the gradient if it had no Python object so far
         if autograd_state(tensor).is_leaf and tensor.grad is not None:
             yield tensor.grad
 
@@ -124,7 +124,9 @@ class _Older:
 
     by_address: dict[int, int] = field(default_factory=dict)
     _deaths: list[tuple[int, int]] = field(default_factory=list)
-    _clock: Any = field(default_factory=profiler.TickConverter)  # it knows no time before it was made
+    _clock: Any = field(
+        default_factory=profiler.TickConverter
+    )  # made early, because it only converts later times
     _watched: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -155,9 +157,8 @@ class _Older:
     def merged_with(self, events: list[AllocatorEvent]) -> list[AllocatorEvent]:
         """Return the events of the allocator with the deaths that it could not report, in order of time.
 
-        torch remembers the size of a block whose allocation it reported, and may not notice the free: then it reports
-        a later block at this address, which is freed, with the former size. So the first event of an address says at
-        most when an older block died.
+        An older block died at the latest at the first event of its address. A first event that is a free is left out,
+        because its size may be wrong: torch may still have the size of an earlier block at this address.
         """
         clock = self._clock
         died = {address: clock.to_unix_ns(ticks) for ticks, address in reversed(self._deaths)}

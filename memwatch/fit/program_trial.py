@@ -1,4 +1,4 @@
-"""Try a way on a training script: run its beginning with the way, from a fresh start each time."""
+"""Try a way on a training script: start the script afresh, and run its first steps with the way."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ if TYPE_CHECKING:
 
 
 _FEWEST_STEPS: Final = 2
-"""Steps of a run: the first is not timed."""
-_FEWEST_GROWN: Final = 2  # steps whose growth must be alike: one step alone shows no rate
+"""Steps of a run. The first step is not timed, so one step is not enough."""
+_FEWEST_GROWN: Final = 2  # steps whose growth must be alike, because a single step shows no rate
 _LEAST_GROWTH_RATIO: Final = 0.01
-"""A share of the peak: a smaller growth of a step changes little. A guess."""
+"""Growth of a step, as a share of the peak. Smaller growth is ignored. A guess."""
 _ALIKE_RATIO: Final = 1.25
-"""A guess. A list of losses grew by equal bytes in each step, to the byte."""
+"""Steps grow alike if the largest growth is at most so many times the smallest. A guess: a list of losses grew by
+exactly the same bytes in each step."""
 
 
 class Enough(BaseException):
-    """Ends a run of the program; no `except Exception` of the program's catches it."""
+    """Ends a run of the program. It is a BaseException, so that no `except Exception` of the program catches it."""
 
 
 class TooFewStepsError(MemwatchError):
@@ -68,7 +69,7 @@ class ProgramTrial:
         steps: steps of the optimizer after which a run is ended; None for `DEFAULT_STEPS`, or fewer if the program
             makes fewer.
         files: keeps the program's writes away from the user's files; None lets it write.
-        print_line: is called with a sentence if the program makes fewer steps.
+        print_line: called with a sentence if the program makes fewer steps.
 
     Attributes:
         names: the program's names for its model and optimizers.
@@ -112,10 +113,10 @@ class ProgramTrial:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes of earlier runs that are still alive, which a fresh process does not have.
+        """Bytes of earlier runs that are still alive, which a fresh process would not have.
 
-        A function that a run gave to `atexit` holds the variables of its script. And a checkpoint whose second forward
-        fails can make a cycle in autograd that nothing frees.
+        There are two known causes. A function that a run gave to `atexit` holds the variables of its script. And if the
+        second forward of a checkpoint fails, autograd can have a cycle that is never freed.
         """
         return self._left.nbytes
 
@@ -207,7 +208,7 @@ class ProgramTrial:
         return run
 
     def _start_afresh(self) -> None:
-        """Drop the traces of the last run: its files, its modules, its model, the states of random generators."""
+        """Undo the effects of the last run on files, modules, the model and random generators."""
         os.chdir(self._folder)
         if self._files is not None:
             self._files.renew()
@@ -219,9 +220,9 @@ class ProgramTrial:
 
 
 def growth_of_steps(live: LiveBytes) -> int:
-    """Return the bytes that each step left alive, the least of them; 0 if the steps did not grow alike.
+    """Return the growth of live bytes per step, the smallest of all steps; 0 if the steps did not grow alike.
 
-    Batches of different lengths leave more or less. A leak leaves about the same in each step.
+    A leak grows by about the same bytes in each step. Batches of different lengths do not.
     """
     levels = [live.baseline_bytes, *live.marked_bytes]
     grown = [after - before for before, after in pairwise(levels)]
@@ -244,7 +245,7 @@ def drop_modules(*, besides: Collection[str]) -> None:
 
 
 class _StillMeasuringError(MemwatchError):
-    """A planned way has not learned its step: a result of the program waits for a backward that does not come."""
+    """A planned way could not measure its step: a result of the program waits for a backward that never runs."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -332,7 +333,7 @@ class _Run:
             self.step_ends_ns.append(time.time_ns())
         if self.steps == self.needed_steps:
             self._window.close()
-        if self.steps == self._compared:  # after as many steps in each way
+        if self.steps == self._compared:  # the same number of steps for all ways
             self.results = fingerprint(trained(self.model, self.optimizers))
         if self.steps == self.needed_steps:
             self.is_complete = True

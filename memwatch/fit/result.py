@@ -1,4 +1,4 @@
-"""The result of fit(), and the change that it has activated."""
+"""Define the result of `fit()`, which can undo the change that is active, and show the tried ways as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memwatch.planner.plan import Plan
 
 _GROWTH: Final = "growth_bytes"
-"""In the table's `attrs`: bytes that each step of the program itself left alive."""
+"""Key in the `attrs` of the table: bytes that each step of the unchanged program left alive."""
 _BITWISE: Final = {True: "yes", False: "no", None: "unknown"}
 
 
@@ -73,8 +73,6 @@ class Fit:
 
     def summary(self, *, width: int | None = None, color: bool | None = None) -> str:
         """Return the table of the ways, and the lines that keep the best of them without memwatch."""
-        from memwatch.fit.result import ways_text
-
         return ways_text(self.ways, self.limit_bytes, self.code, self.notes, width=width, color=color)
 
     def _repr_html_(self) -> str:
@@ -142,7 +140,7 @@ def ways_text(
         parts.insert(1, Text(words.GROWS.format(nbytes=format_bytes(growth_bytes)), style="bold"))
     if code:
         parts += ["", Text("To keep this way, write before the training loop:", style="bold"), ""]
-    # lines of code are not broken, so that they can be pasted
+    # add the code without wrapping its lines, so that it can be pasted
     return to_text(*parts, width=width, color=color) + code
 
 

@@ -1,7 +1,7 @@
 """Copy the state that a training step can change, and put it back.
 
-The state lies in objects behind the step's function, in its model and in its optimizers. The bytes of tensors lie in
-host memory that torch does not count, and the tensors themselves may die.
+The state is in the objects that the step's function refers to, in its model and in its optimizers. The bytes of tensors
+are copied to host memory that torch does not count. The tensors themselves may be freed meanwhile.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 
 _MOST_ITEMS: Final = 10_000
-"""Items. A longer list or dictionary is data: its order is kept, but its items are not searched. A guess."""
+"""Items. A longer list or dictionary is data. Its items are put back in order, but their own state is not. A guess."""
 _MOST_DATA_BYTES: Final = 256 * 2**20
-"""Bytes of tensors and arrays, beside model and optimizers, that are copied. A guess: a step seldom writes its data."""
+"""The most bytes of tensors and arrays outside of model and optimizers that are copied. A guess: steps seldom write
+data."""
 _OF_TORCH: Final = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
 """Objects of torch whose attributes are their state."""
 _LISTS: Final = class_ids(*LISTS)
 _DICTS: Final = class_ids(dict, OrderedDict, defaultdict, Counter)
 _FIXED: Final = class_ids(tuple, frozenset, functools.partial, MethodType)
 _ITERATORS: Final = class_ids(type(iter([])), type(iter(())))
-"""Iterators that can be set back in place."""
+"""Iterators whose position can be set."""
 
 
 class State:
-    """A copy of the state that a step can change, which can be restored in place.
+    """A copy of the state that a step can change. `restore` puts it back in place.
 
-    Tensors are kept as bytes in host memory and referred to weakly, so that the copy changes no peak.
+    The bytes of tensors are kept in host memory, with weak references to the tensors, so that the copy changes no peak.
 
     Attributes:
-        moving: iterators that cannot be set back, by the names of their types.
+        moving: type names of iterators whose position cannot be set back.
     """
 
     def __init__(self, step: Callable[[], Any], model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -66,7 +67,7 @@ class State:
         self.moving: list[str] = []
         self._tensors = KeptTensors()
         self._undo: list[Callable[[], object]] = []
-        self._data_bytes: int | None = None  # None while all is copied that is found
+        self._data_bytes: int | None = None  # bytes of data copied so far; None while there is no limit
         self._seen: dict[int, Any] = {}
         schedulers = [each for each in living(LRScheduler) if any(each.optimizer is o for o in optimizers)]
         with disable_torch_dispatch():
@@ -77,12 +78,12 @@ class State:
         self._undo.append(self.restore_random_states)
 
     def restore(self) -> None:
-        """Put everything back, bit for bit; tensors, lists and dictionaries stay the objects that they are."""
+        """Put everything back, bit for bit. Tensors, lists and dictionaries stay the same objects."""
         self._tensors.begin_restoring()
         with (
             torch.no_grad(),
             disable_torch_dispatch(),
-        ):  # a FakeTensorMode of the program's makes no real bytes
+        ):  # under a FakeTensorMode of the program, torch would make fake tensors
             for undo in self._undo:
                 undo()
 
@@ -101,7 +102,7 @@ class State:
             kept = self._frozen(value)
             if isinstance(kept, KeptTensor):
                 self._undo.append(kept.restored)
-            elif autograd_state(value).is_leaf:  # it has no bytes, or is data
+            elif autograd_state(value).is_leaf:  # its bytes are not copied, only its gradient is put back
                 self._undo.append(functools.partial(setattr, value, "grad", value.grad))
             return ()
         if id(cls) in _LISTS:
@@ -212,13 +213,13 @@ class State:
         return self._data_bytes <= _MOST_DATA_BYTES
 
     def restore_random_states(self) -> None:
-        """Put back the global sources of random numbers alone."""
+        """Put back only the global sources of random numbers."""
         for undo in self._random_states:
             undo()
 
 
 def random_states() -> list[Callable[[], object]]:
-    """Return functions that put the global sources of random numbers back to where they are now."""
+    """Return functions that put the global sources of random numbers back into their current state."""
     with disable_torch_dispatch():
         states = read_states(devices_in_use(), ())
 
@@ -234,14 +235,14 @@ def random_states() -> list[Callable[[], object]]:
 
 
 def living(*classes: type) -> list[Any]:
-    """Return every object of some classes that the garbage collector knows; drop the list soon."""
+    """Return every object of some classes that gc lists. The caller must drop the list soon."""
     return of_classes(gc.get_objects(), lambda cls: any(derives(cls, base) for base in classes))
 
 
 def optimizers_of(model: nn.Module) -> list[Optimizer]:
-    """Return the optimizers of any of a model's parameters, in the order of the first parameter of each.
+    """Return the optimizers of a model's parameters, in the order of the first parameter of each.
 
-    The garbage collector's order differs from run to run.
+    gc would list them in an order that differs from run to run.
     """
     place = {id(parameter): number for number, parameter in enumerate(model.parameters())}
     first: list[tuple[int, Optimizer]] = []
@@ -271,7 +272,7 @@ def _refill(items: Any, whole: list[Any]) -> None:
 
 
 def _reset(entries: MutableMapping[Any, Any], whole: list[tuple[Any, Any]]) -> None:
-    """Put the entries of a dictionary back, in their order; keys may be tensors, which do not compare."""
+    """Put the entries of a dictionary back, in their order. Keys are compared by id, because they may be tensors."""
     if [id(key) for key in entries] != [id(key) for key, _ in whole]:
         entries.clear()
     for key, value in whole:
@@ -293,7 +294,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 _WHOLE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The type of whole numbers by its bytes."""
+"""Number of bytes -> integer type of this size."""
 
 
 class KeptStorage:
@@ -311,7 +312,7 @@ class KeptStorage:
         return len(self._bytes)
 
     def is_of(self, storage: torch.UntypedStorage) -> bool:
-        """Return True if these are bytes of this very storage."""
+        """Return True if the bytes were copied from this storage object."""
         return self._storage() is storage
 
     def differs(self) -> bool:
@@ -374,7 +375,7 @@ class KeptTensors:
         self._tensors: dict[int, KeptTensor] = {}
 
     def begin_restoring(self) -> None:
-        """Copy the bytes of each storage back once, at the next request for it."""
+        """Begin a round of restoring: each storage is written once, when it is first requested."""
         for kept in self._storages.values():
             kept.is_restored = False
 
@@ -402,7 +403,7 @@ class KeptTensors:
 
 
 def _has_memory(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-    """Return False for a storage with a size and no memory, as of a wrapper. Reading it would end the process."""
+    """Return False for a storage with a size but no memory, as of a wrapper. Reading it would crash the process."""
     if not storage_bytes(storage) or memory_of(tensor):
         return True
     try:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
 
 OUT_OF_MEMORY: Final = "out of memory"
-"""The failure of a trial for which the memory was too small."""
+"""The failure of a trial that ran out of memory."""
 _COMPARED_STEPS: Final = 2
 """Steps whose results are compared. The first may build the optimizer's state.
 
@@ -65,7 +65,7 @@ class Measurement:
         step_time_ns: duration of a step, the least of several; None without times.
         results: a digest of the steps' results; None if nothing compares them.
         failure: the reason why the trial failed; "" after a success.
-        is_estimate: whether the bytes belong to tensors without memory.
+        is_estimate: whether the bytes were estimated with fake tensors.
         flops: floating point operations of an estimated step.
         growth_bytes: bytes that each step left alive; 0 if they did not grow, or if a trial has one step.
     """
@@ -100,8 +100,8 @@ class ModelTrial:
         state: the state that is restored before each trial and after the last.
     """
 
-    left_bytes = 0  # failed trials leave their memory in the program's own process, where it counts
-    makes_optimizers_later = False  # the program calls `fit` when it has its optimizers
+    left_bytes = 0  # memory of earlier trials counts here, because the program's own process has it
+    makes_optimizers_later = False  # the program has its optimizers when it calls `fit`
 
     def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
         self.model, self.device = model, device
@@ -110,12 +110,12 @@ class ModelTrial:
         self._step = step
 
     def apply(self, way: Way) -> Applied:
-        """Apply a way for good."""
+        """Apply a way, until `undo` of the result."""
         return Applied(way, self.model, self.optimizers)
 
     @contextlib.contextmanager
     def within(self, way: Way) -> Iterator[Applied]:
-        """Apply a way for a block that begins with the state as it was, and put everything back after it."""
+        """Restore the state and apply a way for the block. Undo both at its end."""
         self.state.restore()
         applied = self.apply(way)
         try:
@@ -134,9 +134,9 @@ class EstimatedTrial(ModelTrial):
     """Estimates ways: the recorder counts the bytes that fake tensors would take, and torch the operations."""
 
     def run(self, way: Way) -> Measurement:
-        """Estimate the second of two steps: the first may build the optimizer's state."""
+        """Estimate a step after two others, because the first step may build the optimizer's state."""
         reading, flops = self._recorded(way)
-        real_bytes = alive_bytes(self.device)  # a block of fake tensors counts these alone
+        real_bytes = alive_bytes(self.device)  # under fake tensors, the recording does not count real ones
         peak_bytes, baseline_bytes = reading.peak_bytes + real_bytes, reading.baseline_bytes + real_bytes
         return Measurement(way, peak_bytes, baseline_bytes, is_estimate=True, flops=flops)
 
@@ -155,7 +155,7 @@ class EstimatedTrial(ModelTrial):
         return self._recorded(way)[0]
 
     def plan(self, way: Way) -> Plan:
-        """Refuse: a plan's ops are recorded with their values.
+        """Raise an error, because the ops of a plan are recorded with their values.
 
         Raises:
             MemwatchError: always.
@@ -181,7 +181,7 @@ class LiveTrial(ModelTrial):
         """Run some steps in a way, and put everything back."""
         with self.within(way) as applied:
             try:
-                if way.is_planned:  # it measures its first steps itself, and plans again
+                if way.is_planned:  # memwatch measures the first steps itself, and plans again
                     for _ in range(LEARNING_STEPS):
                         self._step()
                     self.state.restore()
@@ -216,7 +216,7 @@ class LiveTrial(ModelTrial):
     def recorded(self, way: Way, *, stacks: bool = False) -> Reading:
         """Return the recording of a step in a way."""
         with self.within(way):
-            self._step()  # the state of the optimizer is there afterwards
+            self._step()  # it builds the state of the optimizer
             recording = profile(stacks=stacks, holders=False)
             with recording:
                 self._step()
@@ -241,7 +241,7 @@ class LiveTrial(ModelTrial):
         return plan_of(recording)
 
     def _measured(self, way: Way) -> Measurement:
-        gc.collect()  # cycles of the trial before
+        gc.collect()  # free the cycles of earlier trials
         times_ns: list[int] = []
         results = b""
         with count_live_bytes(self.device) as live:
@@ -269,7 +269,8 @@ class LiveTrial(ModelTrial):
 
 def trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
     """Return the tensors that a step writes for the next: parameters, buffers, the state of optimizers."""
-    # in the order of the parameters: the first step makes the states, and a hook steps in the order of the backward
+    # In the order of the parameters. The order of the states differs between ways: with a step in the backward, the
+    # states are made in the order of the backward.
     pairs = [
         (optimizer, parameter)
         for optimizer in optimizers
@@ -282,9 +283,9 @@ def trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[torch.Ten
 
 
 def plan_of(recording: Profile) -> Plan:
-    """Return a plan with the content of a recorded step, read back from a file, because the recording holds tensors.
+    """Return a plan with the content of a recorded step. Checkpoints are chosen when the plan is applied.
 
-    Checkpoints are chosen when the plan is applied, so no order is searched here.
+    The plan is saved and loaded, because a plan with its recording would keep tensors alive.
     """
     found = plan(recording, order="program", recompute=False)
     with tempfile.TemporaryDirectory() as folder:

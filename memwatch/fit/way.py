@@ -1,4 +1,4 @@
-"""Ways to run a training step with less memory: each is some lines of Python, which memwatch runs unchanged.
+"""Define ways to run a training step with less memory. Each way is some lines of Python, which memwatch runs as is.
 
 The lines contain the program's own names for its model and its optimizers, so that they can be pasted into it.
 """
@@ -31,7 +31,7 @@ class Expressions:
     """The program's expressions for the objects in the lines of a way.
 
     Attributes:
-        unknown: words among them that are no variable of the program; a comment asks the user to replace them.
+        unknown: words for objects without an expression. A comment asks the user to replace them.
         function: the function in which they are valid; "" for the body of a script, or if it is not known.
         are_made_later: whether a library makes the optimizers when the training begins, so that no code before it can
             name them.
@@ -103,18 +103,18 @@ class Change:
         return program.are_made_later and f"{self.kind.value}, later" in LINES
 
     def words_to_replace(self, program: Expressions) -> list[str]:
-        """Return the words in its lines that are no variables of the program."""
+        """Return the words in its lines that the user has to replace."""
         code = "" if self._is_later(program) else re.sub(r"#.*", "", self.lines(program))
         return [word for word in program.unknown if re.search(rf"(?<![\w.'\"]){word}(?!\w)", code)]
 
     @property
     def name(self) -> str:
-        """Its kind, as a user selects it, and what it changes, such as the modules."""
+        """Its kind, as a user selects it, and the objects that it changes, such as modules."""
         return self.kind.value + self._filled(words.DETAILS.get(self.kind.value, ""))
 
     @property
     def text(self) -> str:
-        """What it does, in a few words."""
+        """Its effect, in a few words."""
         return self._filled(words.CHANGES[self.kind.value])
 
     def _filled(self, template: str) -> str:
@@ -127,33 +127,33 @@ class Change:
 
 @dataclass(frozen=True)
 class Way:
-    """Some changes together; none of them is the program itself."""
+    """Some changes together. A way without changes is the program itself."""
 
     changes: tuple[Change, ...] = field(default=())
 
     @property
     def name(self) -> str:
-        """The way in a few words: its kinds, as a user selects them, and what they change."""
+        """The way in a few words: its kinds, as a user selects them, and the objects that they change."""
         return " + ".join(change.name for change in self.changes) or words.PLAIN
 
     @property
     def text(self) -> str:
-        """Its changes."""
+        """The effects of its changes, in a few words."""
         return "; ".join(change.text for change in self.changes) or words.CHANGES["plain"]
 
     @property
     def is_planned(self) -> bool:
-        """Whether memwatch itself runs in the steps, and learns from the first of them."""
+        """Whether memwatch itself runs in the steps, and measures the first of them to plan the others."""
         return any(change.kind in (Kind.POLICY, Kind.BACKEND) for change in self.changes)
 
     @property
     def steps_in_backward(self) -> bool:
-        """Whether hooks of the parameters make the optimizer's step."""
+        """Whether hooks of the parameters call the optimizer's step."""
         return any(change.kind is Kind.STEP_IN_BACKWARD for change in self.changes)
 
     @property
     def computes_again(self) -> bool:
-        """Whether a step does all that it did, and computes something twice."""
+        """Whether a step does the same work as before, and computes some of it twice."""
         kinds = {change.kind for change in self.changes}
         return bool(kinds) and kinds <= {Kind.CHECKPOINT, Kind.CHAIN, Kind.POLICY}
 
@@ -165,9 +165,9 @@ class Way:
         )
 
     def spares_work_of(self, other: Way) -> bool:
-        """Return True if this way computes a part of the modules again that another one does, and changes no more.
+        """Return True if this way recomputes only a part of what another way recomputes, and is otherwise the same.
 
-        A module is a part of a module that holds it. A step in the backward computes the same as a step after it.
+        A submodule is a part of its module. A step in the backward computes the same as a step after the backward.
         """
         if self == other or (self.steps_in_backward and not other.steps_in_backward):
             return False
@@ -184,7 +184,7 @@ class Way:
 
     @property
     def has_settings_only(self) -> bool:
-        """Whether it is not the program itself, and each of its changes is one argument or one line."""
+        """Whether it has changes, and each of them is one argument or one line."""
         return bool(self.changes) and all(change.kind.is_setting for change in self.changes)
 
     def spares_settings_of(self, other: Way) -> bool:
@@ -273,7 +273,7 @@ def _set(space: dict[Any, Any], key: Any, value: Any) -> None:
 def expressions_of(
     spaces: Sequence[Mapping[str, Any]], model: nn.Module, optimizers: Sequence[Optimizer]
 ) -> Expressions:
-    """Return the names of a model and its optimizers: a variable, an attribute of one, or else a word for it.
+    """Return the names of a model and its optimizers: a variable, an attribute of a variable, or else a word.
 
     Args:
         spaces: variables by name; earlier spaces come first.
@@ -296,7 +296,7 @@ def variables_of(step: Callable[[], Any]) -> list[Mapping[str, Any]]:
 
 def _is_set(cell: Any) -> bool:
     try:
-        cell.cell_contents  # noqa: B018  # reading is the question
+        cell.cell_contents  # noqa: B018  # reading fails for a variable without a value
     except ValueError:
         return False
     return True

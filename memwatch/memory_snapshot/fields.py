@@ -28,7 +28,7 @@ NS_PER_US: Final = 1000
 GAP_NS: Final = 2
 """Nanoseconds: the least time between two entries. It leaves room for a free that is not in the history."""
 LATEST_US: Final = 1 << 52
-"""A moment in the year 2112; later times count as this one. In nanoseconds, it and the entries after it fit 64 bits."""
+"""Microseconds, in the year 2112. Later times are replaced by this, so that all times in nanoseconds fit 64 bits."""
 
 
 class Times(NamedTuple):
@@ -37,7 +37,8 @@ class Times(NamedTuple):
     Attributes:
         of_device: per device, the time of each entry. No two entries of a snapshot have the same time, and the entries
             of a device keep their order.
-        are_known: whether every entry has a time. If not, the times only number the entries, device by device.
+        are_known: whether every entry has a time. If not, the times are only positions: of the entries of the first
+            device, then of the second, and so on.
         start_ns: a moment just before the first entry.
         end_ns: the time of the last entry.
     """
@@ -77,8 +78,8 @@ def _in_order(trace: list[dict[str, Any]]) -> IntArray:
 MOST: Final = (1 << 62) - 1
 """The largest accepted integer. A sum of two such integers fits the 64 bits of a capture's columns."""
 DEVICE_NAMES: Final = "memwatch_device_names"
-"""A key that only memwatch writes: a list of the names of the devices, in the order of their numbers.
-torch writes only the numbers. The reader of such a snapshot chooses the type of the devices."""
+"""A key that only memwatch writes: a list of the names of the devices, in the order of their numbers. torch writes only
+the numbers, and whoever reads its snapshot has to give the type of the devices."""
 HOST_SEGMENTS: Final = "host_segments"
 HOST_TRACES: Final = "host_traces"
 """Keys with the pinned memory of the host, as `_record_memory_history(record_pinned_host_memory=True)` records it."""
@@ -180,7 +181,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_short(value: object) -> bool:
-    # a pickle can name one long text in every entry, so a small file could fill the memory
+    # in a pickle, every entry can refer to the same long text, so a small file could fill the memory
     return len(value) <= _LONGEST_TEXT if isinstance(value, str) else isinstance(value, _PLAIN)
 
 

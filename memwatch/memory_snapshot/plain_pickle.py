@@ -1,9 +1,9 @@
 """Read a pickle that holds plain data: lists, tuples, dicts, numbers, text and bytes.
 
 Loading a pickle is dangerous: Python's unpickler imports and calls whatever the file names. This reader stops at any
-opcode for names, calls, classes, persistent ids or extensions. It compares every length in the file with the bytes that
-are left before it uses it. Its memo is a dictionary, because Python's memo grows to the largest number in the file. It
-hashes only text, because the hash of deeply nested tuples ends the process.
+opcode for names, calls, classes, persistent ids or extensions. Before it uses a length from the file, it compares the
+length with the bytes that are left. Its memo is a dictionary, because Python's memo is a list that grows to the largest
+number in the file. It hashes only text, because hashing deeply nested tuples crashes the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_CONTAINERS: Final = 1 << 24
-"""A file with more containers is refused, because they take the most memory for a byte of the file. A guess."""
+"""A file with more containers is refused, because containers need the most memory per byte of the file. A guess."""
 _MOST_INTEGER_BYTES: Final = 16
 """A file with a longer integer is refused. Addresses and sizes have eight bytes and a sign."""
 _STOP: Final = pickle.STOP[0]
@@ -63,7 +63,9 @@ class _Reader:
         while True:
             code = data[self.at]
             self.at += 1
-            if code == _BINGET:  # every third opcode of a snapshot: the key of an entry
+            if (
+                code == _BINGET
+            ):  # handled first, because every third opcode of a snapshot is the key of an entry
                 self.stack.append(memo[data[self.at]])
                 self.at += 1
                 continue
@@ -105,13 +107,13 @@ class _Reader:
         self.stack.append(value)
 
     def mark(self) -> None:
-        """Begin a new stack above the present one."""
+        """Begin a new stack above the current one."""
         self.count_container()
         self.below.append(self.stack)
         self.stack = []
 
     def above_mark(self) -> list[Any]:
-        """Return what lies above the last mark, and go back to the stack below it."""
+        """Return the values above the last mark, and go back to the stack below it."""
         items, self.stack = self.stack, self.below.pop()
         return items
 
@@ -169,13 +171,11 @@ _HANDLERS: Final[dict[int, Callable[[_Reader], None]]] = {
     opcode[0]: handler
     for opcode, handler in (
         (pickle.PROTO, _Reader.protocol),
-        (
-            pickle.FRAME,
-            lambda reader: reader.number(_U8),
-        ),  # how much to read ahead: nothing is read ahead here
+        # the number is the length of the frame, which this reader does not need
+        (pickle.FRAME, lambda reader: reader.number(_U8)),
         (pickle.MARK, _Reader.mark),
         (pickle.NONE, lambda reader: reader.stack.append(None)),
-        (pickle.NEWTRUE, lambda reader: reader.stack.append(True)),  # a value, not a switch
+        (pickle.NEWTRUE, lambda reader: reader.stack.append(True)),
         (pickle.NEWFALSE, lambda reader: reader.stack.append(False)),
         (pickle.BININT, lambda reader: reader.stack.append(reader.number(_I4))),
         (pickle.BININT1, lambda reader: reader.stack.append(reader.number(_U1))),
@@ -206,4 +206,4 @@ _HANDLERS: Final[dict[int, Callable[[_Reader], None]]] = {
         (pickle.LONG_BINGET, lambda reader: reader.stack.append(reader.memo[reader.number(_U4)])),
     )
 }
-"""The opcodes of plain data. There is no other: nothing here imports, calls or builds what a file names."""
+"""The opcodes of plain data. All others are refused, so a file cannot make this reader import or call anything."""

@@ -1,4 +1,4 @@
-"""Read a memory snapshot of torch's into a capture: lives, call stacks, the history and the segments.
+"""Read a memory snapshot of torch into a capture: lives, call stacks, the history and the segments.
 
 The format is what `torch/csrc/cuda/memory_snapshot.cpp` writes and `memory._snapshot()` documents.
 """
@@ -17,7 +17,7 @@ from memwatch._version import __version__
 from memwatch.capture.columns import NOT_RECORDED, Capture, Note
 from memwatch.capture.schema import NONE, ORIGINS, RECORDED_BY_NAME
 from memwatch.device_names import PINNED, is_host
-from memwatch.devices.adapters import Reserved
+from memwatch.devices.adapters import ALLOCATED, WAITING, Reserved
 from memwatch.memory_snapshot.fields import (
     DEVICE_NAMES,
     HOST_SEGMENTS,
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 MOST_FRAMES: Final = 1 << 24
-"""A snapshot whose call stacks have more frames together is refused. A guess."""
+"""A snapshot is refused if its call stacks have more frames in all. A guess."""
 _LONGEST_PATH: Final = 4096  # characters, as many as a path may have bytes on Linux
 _NO_FILE: Final = "none"
 _OF_PROFILER: Final = re.compile(r"(?P<file>.+)\((?P<line>\d{1,9})\): (?P<name>.+)", re.DOTALL)
-"""How torch.profiler names a Python call, where the frame has no file: `train.py(12): step`."""
+"""The name that torch.profiler gives to a Python call in a frame without a file: `train.py(12): step`."""
 _PYTHON: Final = re.compile(r"python\d[\d.]*|python")
 
 _Frame = tuple[int, int, int, int]
 
 
 class Rows:
-    """The rows of each table, flat; text and call stacks by number."""
+    """The rows of each table, as one flat list of numbers. Texts and call stacks have numbers."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {}
@@ -137,9 +137,9 @@ class Rows:
                 integer(frame, "line", otherwise=0),
                 text(frame, "name"),
             )
-            told = _OF_PROFILER.fullmatch(name) if file == _NO_FILE else None
-            if told is not None:
-                file, line, name = told["file"], int(told["line"]), told["name"]
+            call = _OF_PROFILER.fullmatch(name) if file == _NO_FILE else None
+            if call is not None:
+                file, line, name = call["file"], int(call["line"]), call["name"]
             known = (self.text(file), line, self.text(name), int(owner_of(file)))
             self._frames[id(frame)] = known
         return known
@@ -207,7 +207,7 @@ class Lives:
         """Record what an entry begins or ends; return its storage, -1 for none."""
         if action == ALLOC:
             missed = self._alive.pop(address, NONE)
-            if missed != NONE:  # its free is not in the history: it came just before, at the latest
+            if missed != NONE:  # its free is not in the history, so assume that it came just before
                 self._end(missed, time_ns - 1)
             self._waiting.pop(address, None)
             return self._begin(address, nbytes, time_ns, _IN_HISTORY)
@@ -222,7 +222,7 @@ class Lives:
         return NONE
 
     def in_block(self, address: int, nbytes: int) -> int:
-        """Return the storage that lies in an allocated block at the end."""
+        """Return the storage in a block that is allocated at the end."""
         storage = self._alive.pop(address, NONE)
         return self._begin(address, nbytes, self.start_ns, _BEFORE) if storage == NONE else storage
 
@@ -231,8 +231,8 @@ class Lives:
         return self._waiting.get(address, NONE)
 
     @property
-    def unheard(self) -> list[int]:
-        """The storages without a free and without a block at the end. Read it when all blocks are known."""
+    def vanished(self) -> list[int]:
+        """The storages without a free and without a block at the end. Read this after all blocks were added."""
         return list(self._alive.values())
 
     def _begin(self, address: int, nbytes: int, time_ns: int, origin: int) -> int:
@@ -257,26 +257,26 @@ class Lives:
 
 
 @dataclass
-class Told:
+class DeviceFigures:
     """The figures of one device for the notes. A pair is a count and bytes.
 
     Attributes:
         reserved: the memory that the allocator held at the end.
         out_of_memory: for each time that memory ran out, the requested bytes and the free bytes of the device.
         before: allocations that are freed in the history but were made before it.
-        unheard: allocations in the history without a free that do not exist at the end.
+        vanished: allocations in the history without a free that do not exist at the end.
     """
 
     reserved: Reserved = field(default_factory=Reserved)
     out_of_memory: list[tuple[int, int]] = field(default_factory=list)
     before: tuple[int, int] = (0, 0)
-    unheard: tuple[int, int] = (0, 0)
+    vanished: tuple[int, int] = (0, 0)
 
 
 def notes_of(
     name: str,
     unknown: Sequence[str],
-    devices: Mapping[str, Told],
+    devices: Mapping[str, DeviceFigures],
     left_out: Sequence[str],
     *,
     times_known: bool,
@@ -300,42 +300,42 @@ def notes_of(
     ]
     if not times_known:
         sentences.append(("times", "the snapshot has no times; its entries are shown in their order"))
-    for device, told in devices.items():
-        sentences += _of_device(device, told)
+    for device, figures in devices.items():
+        sentences += _of_device(device, figures)
     if left_out:
         sentences.append(("left out", f"fields of the snapshot that were not kept: {', '.join(left_out)}"))
     return [Note(0, kind, text) for kind, text in sentences]
 
 
-def _of_device(device: str, told: Told) -> Iterator[tuple[str, str]]:
-    if told.reserved.segments and not is_host(device):
-        yield "reserved", f"{device}: at the end {reserved_text(told.reserved)}"
+def _of_device(device: str, figures: DeviceFigures) -> Iterator[tuple[str, str]]:
+    if figures.reserved.segments and not is_host(device):
+        yield "reserved", f"{device}: at the end {reserved_text(figures.reserved)}"
     if device == PINNED:
         yield (
             "sizes",
             f"{PINNED}: pinned host memory; its sizes are those of whole blocks, which torch rounds up",
         )
-    if told.out_of_memory:
-        asked, free = (format_bytes(nbytes) for nbytes in told.out_of_memory[0])
-        times = counted(len(told.out_of_memory), "time")
+    if figures.out_of_memory:
+        asked, free = (format_bytes(nbytes) for nbytes in figures.out_of_memory[0])
+        times = counted(len(figures.out_of_memory), "time")
         text = f"{device}: memory ran out {times}; at first {asked} were requested while the device had {free} free"
         yield "out of memory", text
-    if told.before[0]:
+    if figures.before[0]:
         text = (
-            f"{device}: {_allocations(told.before)} began before the history does; they count as live at its start, "
+            f"{device}: {_allocations(figures.before)} began before the history does; they count as live at its start, "
             "and the calls that made them are not recorded"
         )
         yield "history", text
-    if told.unheard[0]:
+    if figures.vanished[0]:
         text = (
-            f"{device}: {_allocations(told.unheard)} were gone at the end without a free in the history; they count as "
-            "live until its end"
+            f"{device}: {_allocations(figures.vanished)} were gone at the end without a free in the history; "
+            "they count as live until its end"
         )
         yield "history", text
 
 
-def _allocations(told: tuple[int, int]) -> str:
-    count, nbytes = told
+def _allocations(pair: tuple[int, int]) -> str:
+    count, nbytes = pair
     return f"{counted(count, 'allocation')} of {format_bytes(nbytes)}"
 
 
@@ -344,9 +344,7 @@ MOST_BYTES: Final = 1 << 32
 MOST_ENTRIES: Final = 1 << 24  # entries of the history, blocks or segments; a guess
 MOST_DEVICES: Final = 256  # devices of one process; a guess
 UNKNOWN: Final = ("ops", "uses", "modules", "phases", "saved tensors", "categories", "holders")
-"""What no memory snapshot knows."""
-_ALLOCATED: Final = "active_allocated"
-_WAITING: Final = ("active_pending_free", "active_awaiting_free")
+"""The data that a memory snapshot does not have."""
 _ENTRY: Final = frozenset({"action", "addr", "device_free", "size", "stream", "frames", TIME})
 _SEGMENT: Final = frozenset(
     {"device", "address", "total_size", "allocated_size", "active_size", "requested_size"}
@@ -358,7 +356,7 @@ _TOP: Final = frozenset(
     | {HOST_SEGMENTS, HOST_TRACES}
 )
 _PINNED_INDEX: Final = MOST_DEVICES
-"""The number of the pinned memory in this module: no device of a snapshot has it."""
+"""The number that this module gives to pinned memory. The devices of a snapshot have smaller numbers."""
 _DEVICE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,30}(:\d{1,4})?")
 
 
@@ -367,7 +365,7 @@ def read_snapshot(path: str | os.PathLike[str], *, device: str = "cuda") -> Capt
 
     Args:
         path: the file.
-        device: the type of its devices, as `cuda` or `xpu`: the file numbers them and does not say.
+        device: the type of its devices, such as `cuda` or `xpu`. The file has only their numbers.
 
     Raises:
         SnapshotError: the file is missing, is not a memory snapshot, or contains more than plain data.
@@ -415,12 +413,12 @@ class _Import:
             self._history_of[_PINNED_INDEX] = pinned
             self._times_of[_PINNED_INDEX] = self.times.of_device[-1]
         self._lives: dict[int, Lives] = {}
-        self._told: dict[int, Told] = {}
+        self._figures: dict[int, DeviceFigures] = {}
         self._left_out: set[str] = set()
         self._segment_count = 0
 
     def _counted(self, entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield entries until there are too many: a small file can name one list a thousand times."""
+        """Yield entries until there are too many. A small file can refer to the same list a thousand times."""
         for entry in entries:
             self._entries += 1
             if self._entries > MOST_ENTRIES:
@@ -454,13 +452,13 @@ class _Import:
         self._annotations()
         self._left_out |= self._snapshot.keys() - _TOP
         for index, lives in self._lives.items():
-            told, unheard = self._told[index], lives.unheard
-            told.before = lives.before_count, lives.before_bytes
-            if told.reserved.segments:
-                told.unheard = len(unheard), sum(lives.sizes[each] for each in unheard)
+            figures, vanished = self._figures[index], lives.vanished
+            figures.before = lives.before_count, lives.before_bytes
+            if figures.reserved.segments:
+                figures.vanished = len(vanished), sum(lives.sizes[each] for each in vanished)
         if sum(sum(lives.sizes.values()) for lives in self._lives.values()) > MOST:
             raise SnapshotError("its allocations add up to more than any machine has")
-        devices = {self._device(index): told for index, told in sorted(self._told.items())}
+        devices = {self._device(index): figures for index, figures in sorted(self._figures.items())}
         notes = notes_of(name, UNKNOWN, devices, sorted(self._left_out), times_known=self.times.are_known)
         return Capture.from_columns(self.rows.columns(), self.rows.texts, self._meta(name), notes)
 
@@ -483,7 +481,7 @@ class _Import:
         candidates = accelerators or list(self._lives)
         most = max(candidates, key=lambda index: sum(self._lives[index].sizes.values()), default=0)
         meta["device"] = self._device(most)
-        reserved = {index: told.reserved.reserved_bytes for index, told in sorted(self._told.items())}
+        reserved = {index: each.reserved.reserved_bytes for index, each in sorted(self._figures.items())}
         meta["reserved_bytes"] = {
             name: nbytes
             for index, nbytes in reserved.items()
@@ -509,11 +507,11 @@ class _Import:
         )
 
     def _lives_of(self, index: int, *, requests: bool = False) -> Lives:
-        """Return the lives of a device, made at first sight."""
+        """Return the lives of a device, and make them at the first call."""
         if index not in self._lives:
             device = self.rows.text(self._device(index))
             self._lives[index] = Lives(self.rows, device, self.times.start_ns, requests)
-            self._told[index] = Told()
+            self._figures[index] = DeviceFigures()
         return self._lives[index]
 
     def _history(self, index: int, trace: list[dict[str, Any]]) -> None:
@@ -530,7 +528,7 @@ class _Import:
             )
             storage = lives.follow(action, address, nbytes, time_ns)
             if is_oom:
-                self._told[index].out_of_memory.append((nbytes, address))
+                self._figures[index].out_of_memory.append((nbytes, address))
             rows.add(
                 "history",
                 lives.device,
@@ -550,7 +548,7 @@ class _Import:
             self._segment(index, segment, plain(segment, _SEGMENT, self._left_out))
 
     def _pinned_segments(self) -> None:
-        """Add the segments of pinned memory. torch never divides one, so it may have sizes and flags but no blocks."""
+        """Add the segments of pinned memory. torch never divides them, so they may have flags instead of blocks."""
         if HOST_SEGMENTS not in self._snapshot:
             return
         self._pinned_form[HOST_SEGMENTS] = True
@@ -561,7 +559,7 @@ class _Import:
                 continue
             nbytes = integer(segment, "total_size" if "total_size" in segment else "size")
             is_allocated, is_active = (_is_set(segment, name) for name in ("allocated", "active"))
-            state = _ALLOCATED if is_allocated else _WAITING[0] if is_active else "inactive"
+            state = ALLOCATED if is_allocated else WAITING[0] if is_active else "inactive"
             frames = segment.get("frames")
             block = {"size": nbytes, "state": state, "frames": frames}
             whole = {
@@ -580,7 +578,7 @@ class _Import:
         """
         rows, number = self.rows, self._segment_count
         self._segment_count += 1
-        lives, reserved = self._lives_of(index), self._told[index].reserved
+        lives, reserved = self._lives_of(index), self._figures[index].reserved
         nbytes = integer(segment, "total_size")
         reserved.add_segment(nbytes)
         rows.add(
@@ -607,11 +605,11 @@ class _Import:
             requested, frames = _asked_for(block)
             asked = nbytes if requested == NONE else requested
             storage = NONE
-            if state == _ALLOCATED:
+            if state == ALLOCATED:
                 storage = lives.in_block(address, asked)
-            elif state in _WAITING:
+            elif state in WAITING:
                 storage = lives.waiting_in(address)
-            reserved.add_block(nbytes, asked, allocated=state == _ALLOCATED, waiting=state in _WAITING)
+            reserved.add_block(nbytes, asked, allocated=state == ALLOCATED, waiting=state in WAITING)
             rows.add(
                 "blocks", number, address, nbytes, requested, rows.text(state), rows.stack(frames), storage
             )
@@ -645,7 +643,7 @@ def _asked_for(block: dict[str, Any]) -> tuple[int, object]:
 
 
 def _device_names(snapshot: dict[str, Any]) -> list[str]:
-    """Return the names that memwatch gave to the devices of a snapshot, by number; what torch wrote has none."""
+    """Return the names that memwatch gave to the devices of a snapshot, by number. torch writes no names."""
     names = snapshot.get(DEVICE_NAMES)
     if not isinstance(names, list) or len(names) > MOST_DEVICES:
         return []

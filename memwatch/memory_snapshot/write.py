@@ -1,4 +1,4 @@
-"""Write an imported snapshot again: the dict that torch's viewer reads, with every byte that the file had."""
+"""Turn an imported snapshot back into the dict that torch's viewer reads, with all values of the original file."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ def holds_snapshot(capture: Capture) -> bool:
 
 
 def snapshot_of(capture: Capture) -> Snapshot:
-    """Return the memory snapshot that a capture was imported from.
-
-    Args:
-        capture: an imported capture.
-    """
+    """Return the memory snapshot from which a capture was imported."""
     return _Snapshot(capture).whole()
 
 
@@ -48,7 +44,7 @@ def device_index(name: str) -> int:
 class _Snapshot:
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
-        self._strings = [*capture.strings, ""]  # the number -1, "there is none", finds the empty text
+        self._strings = [*capture.strings, ""]  # the id -1, which means none, is the index of the empty text
         self._has_times = "times" not in capture.meta.get(NOT_RECORDED, ())
         self._frames = _frames_of_stacks(capture)
 
@@ -109,7 +105,7 @@ class _Snapshot:
             inside, others = blocks.get(number, []), from_plain(self._strings[extra])
             frames = self._frames.get(stack, [])
             name = self._strings[device]
-            if name == PINNED and others.keys() & {"size", "total_size"}:  # it had no blocks
+            if name == PINNED and others.keys() & {"size", "total_size"}:  # the file had no blocks for it
                 yield name, {"address": address, "frames": frames, **others}
                 continue
             streams = {} if name == PINNED and stream == NONE else {"stream": 0 if stream == NONE else stream}
@@ -148,7 +144,7 @@ class _Snapshot:
 
 
 def _sums(blocks: list[dict[str, Any]], recorded: list[int]) -> dict[str, int]:
-    """Return the sizes of a segment: as the snapshot had them, else summed over its blocks."""
+    """Return the sizes of a segment: those of the snapshot, or else the sums over its blocks."""
     allocated = [block for block in blocks if block["state"] == "active_allocated"]
     active = [block for block in blocks if block["state"] != "inactive"]
     sums = {

@@ -4,12 +4,13 @@ A fork shares all pages with its parent until one of them writes. Python writes 
 it reads. So the workers of a DataLoader copy the objects of the dataset, one page after the other, although they only
 read them. An array or a tensor has one reference count for all its data, and its data stay shared.
 
-The kernel shows which pages a fork has of its own. memwatch draws some of these pages, finds the objects of this
-process that lie there, and searches for their holders. So it makes no difference how the dataset keeps the objects.
+The kernel shows the pages that a fork shares with no other process. memwatch draws some of these pages, finds the
+objects of this process on them, and searches for their holders. It does not matter how the dataset keeps the objects.
 
-A fork also has a page of its own if this process has written its own copy of the page. There are two ways to know that
-it was the fork. Two forks that start together share such a page with each other. And this process needs a page fault
-for each page that it copies, so a fork has copied at least the pages beyond the faults of this process since the fork.
+A fork also has a page alone if this process wrote the page, and so copied it. There are two ways to tell the cases
+apart. If this process copied a page, two forks that started together still share the old page. And this process needs a
+page fault for each page that it copies. So if a fork has more pages alone than this process has had faults since the
+fork, the fork has copied at least the difference.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from memwatch.monitor.mappings import Mapping
 
 LEAST_COPIED_BYTES: Final = 16 << 20
-"""Copies of fewer bytes in all processes together are not worth a change of the program. A guess."""
+"""If all processes together have copied fewer bytes, the program is not worth a change. A guess."""
 _LEAST_OBJECT_BYTES: Final = 4 << 20
 """A structure with fewer bytes of objects is not named. Forks also copy objects of libraries when they collect garbage:
 1.2 MiB is the largest structure (a table of torch's) of a program that imports torch, pandas and sympy."""
@@ -51,18 +52,18 @@ _FEWEST_FORKS: Final = 2
 """Two forks of one age still share a page that this process copied. With one fork, the kernel does not show who copied
 a page."""
 _MOST_READINGS: Final = 256
-"""Readings of the page faults of this process that are kept. A guess: with more, every second one is dropped."""
+"""The most readings of the page faults of this process. Above this, every second one is dropped. A guess."""
 _MOST_SECONDS_BETWEEN: Final = 1.0
-"""Forks with less time between their starts count as of one age. Sixteen workers of a DataLoader started 0.10 to 0.17 s
-after each other in a process of 0.5 GiB on a busy machine. The fork of a larger process takes longer, so this is a
-guess."""
+"""Forks with less time between their starts count as started together. Sixteen workers of a DataLoader started 0.10 to
+0.17 s after each other in a process of 0.5 GiB on a busy machine. The fork of a larger process takes longer, so this is
+a guess."""
 _LEAST_FAULTS: Final = 0.8
 """A fork needs a page fault for each page that it copies. The estimate of its pages has an error of a few percent."""
 _SAMPLED_PAGES: Final = 1024
-"""The standard deviation of a structure with half of the copies is 1.6 % of all copies."""
+"""With so many pages, the estimate for a structure with half of the copies has a standard deviation of 1.6 %."""
 _FEWEST_SAMPLES: Final = 8  # of a structure that is named; a guess
 _TYPE_IN_OBJECT: Final = object.__basicsize__ - 8
-"""Where CPython keeps the type of an object."""
+"""Offset of the type in an object of CPython (bytes)."""
 _COMPARED_BYTES: Final = 16
 """The type, and the first field behind it: the length of a text or a list, the value of a float."""
 
@@ -98,7 +99,7 @@ class Copies:
 
     @property
     def text(self) -> str:
-        """What happens and what to do, in sentences."""
+        """The finding and the advice, in sentences."""
         return COPIES.format(
             forks=f"{counted(self.forks, 'forked process')} {'has' if self.forks == 1 else 'have'}",
             copied=format_bytes(self.copied_bytes),
@@ -132,7 +133,7 @@ class Fork:
 
     @property
     def page_faults(self) -> int:
-        """How many page faults it has had; so it has copied no more pages than these."""
+        """The page faults that it has had. It has copied at most so many pages."""
         return _faults_in(_fields_of(self.pid))
 
 
@@ -148,7 +149,7 @@ def forks_of(pids: Iterable[int]) -> list[Fork]:
 
 
 _readings: Final[list[tuple[float, int]]] = []
-"""Times, in seconds since the start of the system, and the page faults that this process had had then."""
+"""Times, in seconds since the start of the system, and the page faults of this process up to each time."""
 
 
 if hasattr(os, "register_at_fork"):
@@ -165,16 +166,16 @@ def note_faults() -> None:
 
 
 def _faults_since(fork: Fork) -> int | None:
-    """Return at least the page faults of this process since a fork; None if there was no reading before the fork."""
+    """Return an upper bound of this process's page faults since a fork; None without a reading before the fork."""
     before = [faults for time_s, faults in _readings if time_s <= fork.start_s]
     fields = _fields_of(os.getpid())
     return _faults_in(fields) - before[-1] if before and fields else None
 
 
 def _of_one_age(forks: Iterable[Fork]) -> list[list[Fork]]:
-    """Group forks that started together. Before a later fork, this process may have written its pages.
+    """Group forks that started together.
 
-    The older fork then has the old page alone, as if it had copied it.
+    If this process wrote a page between two forks, the older fork has the old page alone, as if it had copied it.
     """
     groups: list[list[Fork]] = []
     for fork in sorted(forks, key=lambda each: each.start_s):
@@ -201,7 +202,7 @@ def _faults_in(fields: list[bytes]) -> int:
 
 
 def _start_of_program(fields: list[bytes]) -> list[bytes] | None:
-    """Return the random addresses of a process's code and stack, which its forks have too; None if unknown."""
+    """Return the addresses of a process's code and stack, which are random and equal in forks; None if unknown."""
     found = fields[_START_OF_CODE : _START_OF_CODE + 3]
     # the kernel writes 0 or 1 if this process may not know them
     return found if found and all(int(address) > PAGE_BYTES for address in found) else None
@@ -211,8 +212,8 @@ _FAULTS: Final = 7
 _MAJOR_FAULTS: Final = 9
 _START: Final = 19
 _START_OF_CODE: Final = 23
-"""The places of `minflt`, `majflt`, `starttime` and `startcode` after the name of the program; `endcode` and
-`startstack` follow (proc_pid_stat(5))."""
+"""Indices of `minflt`, `majflt`, `starttime` and `startcode` among the fields after the name of the program. `endcode`
+and `startstack` follow (proc_pid_stat(5))."""
 
 
 def copied_structures(forks: Sequence[Fork]) -> list[Copies]:
@@ -240,8 +241,8 @@ class _Group:
         forks: the forks.
         pages: the pages that each has of its own.
         faults: the page faults of each. A fork copies at most one page per fault.
-        faults_here: the page faults of this process since the fork, if there is only one fork. This process may have
-            copied so many of the pages. None if the faults are unknown.
+        faults_here: how many of the pages this process may have copied: its page faults since the fork, if there is
+            only one fork, and 0 for several. None if the faults are unknown.
     """
 
     forks: Sequence[Fork]
@@ -251,19 +252,19 @@ class _Group:
 
     @classmethod
     def of(cls, forks: Sequence[Fork]) -> _Group:
-        """Read the pages of forks, and then the page faults: faults that come later would belong to other pages."""
+        """Read the pages of forks, and then the page faults, so that there is a fault for each page that was copied."""
         pages = _copied_pages([fork.pid for fork in forks])
         faults = np.array([fork.page_faults for fork in forks])
         return cls(forks, pages, faults, _faults_since(forks[0]) if len(forks) == 1 else 0)
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known who copied the pages. A fork that has ended has no pages of its own."""
+        """Whether it is known who copied the pages. A fork that has ended shows no pages."""
         running = sum(len(each) > 0 for each in self.pages)
         return self.faults_here is not None and running >= min(len(self.forks), _FEWEST_FORKS)
 
     def proven(self, pages: Any) -> Any:
-        """Return how many of some pages this process cannot have copied, for one number or for each of an array."""
+        """Return how many of so many pages this process cannot have copied. `pages` is a number or an array."""
         return np.maximum(pages - (self.faults_here or 0), 0)
 
 
@@ -272,7 +273,7 @@ def _copied_by(group: _Group) -> list[Copies]:
     pages = np.concatenate(group.pages)
     if not group.is_known or group.proven(len(pages)) * PAGE_BYTES < LEAST_COPIED_BYTES:
         return []
-    # a generator of our own: the program's random numbers stay the same
+    # a generator of our own, so that the program's random numbers stay the same
     random = np.random.default_rng(0)
     drawn = random.choice(len(pages), min(len(pages), _SAMPLED_PAGES), replace=False)
     pages_per_sample = len(pages) / len(drawn)
@@ -293,9 +294,9 @@ def _copied_by(group: _Group) -> list[Copies]:
 
 
 def _copied_pages(forks: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Return the pages that each fork has of its own where this process has memory of malloc and of Python.
+    """Return the pages that each fork has alone, where this process has memory of malloc and of Python.
 
-    In this process the pages may be swapped out, so only its mappings are compared.
+    Only the mappings of this process are compared, because its pages may be swapped out.
     """
     mine = union_of((each.start, each.end) for each in _data_of(os.getpid())) // PAGE_BYTES
     found = []
@@ -315,7 +316,7 @@ def _copied_pages(forks: Sequence[int]) -> list[NDArray[np.int64]]:
 
 
 def _data_of(pid: int) -> list[Mapping]:
-    """Return the mappings of a process that may have objects. The kernel joins arenas with stacks of threads."""
+    """Return the mappings that may have objects, stacks included, because the kernel may join an arena to a stack."""
     return [each for each in read_mappings(pid) if each.is_plain or each.use is Use.ARENA]
 
 
@@ -402,7 +403,7 @@ class _Sample:
             group: the forks. If a fork has fewer page faults than pages, this process has copied the pages.
         """
         has_page = self._has_page[list(places)]
-        # a page that several forks have was drawn so many times as often
+        # a page that n forks have was drawn n times as often
         weights = self._pages_per_sample / has_page.sum(axis=1)
         by_fork = weights @ has_page
         has_copied = group.faults >= _LEAST_FAULTS * by_fork

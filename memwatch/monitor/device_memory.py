@@ -1,7 +1,7 @@
-"""The memory of devices: parts that sum to the use of each device.
+"""Split the used memory of each device into parts.
 
-This memory is not in the RSS of the process. The use of a device belongs to all processes that use it, but torch's
-allocator counts its own part, so the rest is outside torch.
+This memory is not in the RSS of the process. The used memory of a device belongs to all processes that use the device.
+torch's allocator counts the part of this process, and the rest is "outside torch".
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ HOW: Final = {
     ELSEWHERE: HOW_DEVICE_ELSEWHERE,
     OUTSIDE: HOW_DEVICE_OUTSIDE,
 }
-"""The rows of a device, and how each is known."""
+"""The rows of a device, each with the source of its figure."""
 _MOST_TRIES: Final = 3
-"""Readings until the allocator has reserved as much before as after the use was read. A guess: a program reserves
-memory a few thousand times in its life, and a reading takes less than a millisecond."""
+"""The most readings of the used memory. A reading is repeated if the allocator reserved memory meanwhile. A guess: a
+program reserves memory a few thousand times in its life, and a reading takes less than a millisecond."""
 _ALLOCATED: Final = "allocated_bytes.all.current"
 _RESERVED: Final = "reserved_bytes.all.current"
 _EVER_RESERVED: Final = ("reserved_bytes.all.allocated", "reserved_bytes.all.freed")
@@ -124,7 +124,7 @@ def _memory_of(device: str, adapter: Adapter) -> DeviceMemory | None:
 
 
 _private_pools: Final[dict[str, tuple[tuple[int, ...], frozenset[tuple[int, int]]]]] = {}
-"""By device, the bytes that its allocator had ever taken and returned, and the private pools at that time.
+"""By device: the bytes that its allocator had taken and returned so far, and the private pools at that time.
 
 torch lists the pools only with all their blocks. With 10,000 blocks on the simulated device, the list takes 44 ms, and
 a reading without it 0.5 ms. A pool can only begin when the allocator takes memory, so the list is read again only then.

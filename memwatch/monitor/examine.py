@@ -1,4 +1,4 @@
-"""Examine what grows: the types and the holders of objects, and the names of mappings."""
+"""Examine rows that grow: find the types and the holders of their objects, or the names of their mappings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SAMPLED: Final = 16  # tensors whose holders are searched; a guess
 _SAMPLED_OBJECTS: Final = 64
-"""Python objects whose holders are searched. One search finds them all, and 64 more names take about 10 ms."""
+"""Python objects whose holders are searched. One search finds all holders, and 64 more names take about 10 ms."""
 _MOST_OBJECTS: Final = 2_000_000
 """A search of more objects would stop the program for longer than about 3 s."""
 _NAMED: Final = 3
@@ -45,10 +45,10 @@ _NAMED: Final = 3
 
 
 def tensors(at_start: frozenset[int], device: str) -> str:
-    """Return who holds the tensors of a device that were not there at the start, as a sentence.
+    """Return the holder of most new tensors of a device, as a sentence.
 
     Args:
-        at_start: ids of the tensors that were.
+        at_start: ids of the tensors that existed at the start.
         device: the device, such as `cpu` or `cuda:0`.
     """
     from memwatch.heap.classes import of_classes
@@ -68,7 +68,7 @@ def tensors(at_start: frozenset[int], device: str) -> str:
 
 
 def python_objects(at_start: PythonMemory) -> str:
-    """Return the types that have more bytes and who holds the new objects, as a sentence.
+    """Return the types that have more bytes, and the holders of the new objects, as a sentence.
 
     Args:
         at_start: the Python objects when the monitor began.
@@ -80,7 +80,7 @@ def python_objects(at_start: PythonMemory) -> str:
     large: list[tuple[int, Any]] = []
 
     def keep_large(obj: Any, nbytes: int) -> None:
-        # a buffer may have grown in its place
+        # an old object counts with its growth, because a buffer may have grown in place
         more_bytes = nbytes - at_start.large.get(id(obj), 0)
         if more_bytes > 0 and not is_container(type(obj)):
             large.append((more_bytes, obj))
@@ -92,7 +92,7 @@ def python_objects(at_start: PythonMemory) -> str:
     }
     largest = sorted(grown, key=lambda name: -grown[name][1])[:_NAMED]
     found = [grown_type_text(name, *grown[name]) for name in largest if grown[name][1] > 0]
-    # Few large objects may lie in a container that has too few entries to be found by its length.
+    # A few large objects may be in a container with too few entries. Such a container cannot be found by its length.
     least_bytes = _LARGE_RATIO * max(nbytes for _, nbytes in grown.values())
     if text := _large_objects(large, least_bytes):
         return "; ".join([*found, text])
@@ -128,8 +128,9 @@ def _large_objects(large: list[tuple[int, Any]], least_bytes: float) -> str:
 def _small_objects(grown: Mapping[str, tuple[int, int]]) -> list[str]:
     """Return the holder of most new objects of a type that grew, as a sentence, if any.
 
-    This finds trees and linked lists: no single container has many entries. Old objects are not known by their ids.
-    So a holder must have so many of the sampled objects that at least half of the new ones are among them.
+    This finds trees and linked lists, where no single container has many entries. A sample has old and new objects,
+    because the ids of old objects are not known. So a holder must have so many of the sampled objects that they include
+    at least half of the new ones.
 
     Args:
         grown: by type, how many objects and bytes more there are than at the start.
@@ -151,11 +152,11 @@ def _small_objects(grown: Mapping[str, tuple[int, int]]) -> list[str]:
         new, number = grown[name][0], len(objects)
         sampled = objects[:: max(number // _SAMPLED_OBJECTS, 1)][:_SAMPLED_OBJECTS]
         objects.clear()
-        # gc lists no texts, numbers or arrays, and no dictionaries or tuples of these: the new objects may be such
+        # the new objects may be of a kind that gc does not list: texts, numbers, arrays, and tuples of these
         if not number or new > number:
             continue
         if 2 * new < number or grown[name][1] < _LEAST_SHARE_OF_GROWTH * _bytes_more(grown):
-            continue  # too many of the sampled ones would be old
+            continue  # too many of the sampled objects would be old
         holders = Counter(_holders_of(sampled))
         of_sample = len(sampled)
         sampled.clear()
@@ -196,7 +197,8 @@ def _containers(at_start: PythonMemory, least_bytes: float) -> list[str]:
 
 
 _LARGE_RATIO: Final = 0.5
-"""The share of the type that grew most from which new large objects are examined, and not containers. A guess."""
+"""If the new large objects have at least this share of the growth of the type that grew most, they are examined instead
+of containers. A guess."""
 
 
 _LEAST_SHARE_OF_GROWTH: Final = 0.1
@@ -238,7 +240,7 @@ _HOW_TO_NAME: Final = "MEMWATCH=monitor,native=1 names the library"
 
 
 def device_row(row: str) -> str:
-    """Return what the memory of a row of a device is, as a sentence. The row is none of its tensors."""
+    """Return a sentence about a row of a device other than its tensors."""
     return _OF_DEVICE_ROW[row]
 
 
@@ -252,7 +254,7 @@ def children(processes: Sequence[Child]) -> str:
 
 
 def _held_by(targets: list[Any], of_which: str) -> str:
-    """Return who holds most of some objects, by the shortest paths from the program's roots."""
+    """Return the holder of most of some objects, by the shortest paths from the program's roots."""
     number = len(targets)
     found = [holder for holder in _holders_of(targets) if holder != NO_HOLDER]
     targets.clear()
@@ -263,8 +265,7 @@ def _held_by(targets: list[Any], of_which: str) -> str:
 NOT_SEARCHED: Final = "a holder that was not searched, because the program has not imported torch"
 NO_HOLDER: Final = "no reference that gc sees"
 MOST_STEPS: Final = 64
-"""References from a root whose names are looked for: a path along a linked list has thousands, and three are shown.
-A guess."""
+"""References from a root that are named. A path along a linked list has thousands, and three are shown. A guess."""
 
 
 def can_search() -> bool:
@@ -299,8 +300,8 @@ def _holders_of(targets: list[Any]) -> list[str]:
 def paths_from_roots(snapshot: Snapshot) -> Tree:
     """Search from the roots of the program, and then from its suspended generators and coroutines.
 
-    A `for` loop holds its generator where gc does not look: on the stack of the running call. So nothing seems to refer
-    to the generator, nor to what its variables hold.
+    A `for` loop holds its generator on the stack of the running call, where gc does not search. So for gc, nothing
+    refers to the generator and to the objects in its variables.
     """
     from memwatch.heap.frames import is_own_code
     from memwatch.heap.search import search
@@ -321,9 +322,9 @@ _SUSPENDED: Final[dict[type, Callable[[Any], CodeType]]] = {
 
 
 def words_of(steps: list[Any]) -> str:
-    """Return the path to an object without what differs from object to object.
+    """Return the path to an object in words, without the parts that differ from object to object.
 
-    These are the places in containers, and the numbers of threads.
+    These parts are the positions in containers and the numbers of threads.
     """
     from memwatch.kinds.edges import EdgeKind
     from memwatch.words.edges import edge_phrase

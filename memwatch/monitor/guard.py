@@ -2,7 +2,7 @@
 
 Nothing is recorded while the program is healthy. Hooks wait for the error that ends the program or one of its threads.
 If the process has a limit, a thread compares it with the memory in use, because the kernel kills a process at a
-cgroup's limit without an error. The thread looks more often if less room is left.
+cgroup's limit without an error. The less room is left, the more often the thread reads the figures.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ USED_RATIO: Final = 0.97
 """The share of a limit at which the report is written. A guess."""
 _RESERVED_BYTES: Final = 128 << 20
 """Address space for the report: a search of 340,000 objects takes 86 MiB of it for a moment."""
-_PARTS_OF_LIMIT: Final = 32  # of a limit: the reserve takes one of them at most; a guess
+_PARTS_OF_LIMIT: Final = 32  # the reserve takes at most one of so many parts of a limit; a guess
 _FASTEST_BYTES_PER_S: Final = 1 << 30
 """A program may fill memory this fast: one thread that writes new pages filled 0.4 to 1.1 GiB a second."""
-_LEAST_WAIT_S: Final = 0.02  # between two looks of the thread; a guess
-_MOST_WAIT_S: Final = 10.0  # between two looks of the thread; a guess
+_LEAST_WAIT_S: Final = 0.02  # between two readings of the thread; a guess
+_MOST_WAIT_S: Final = 10.0  # between two readings of the thread; a guess
 _STALLED_PERCENT: Final = 10.0
-"""The thread looks as often as it can if processes wait longer than this for memory. A guess."""
+"""If processes wait for memory for a larger part of the time, the thread reads as often as it may. A guess."""
 _WAIT_SEARCH_S: Final = 5.0  # that the search of the holders may wait for the main thread; a guess
 _MOST_OBJECTS_FOR_ROWS: Final = 500_000
 """Adding up more Python objects takes longer than about 1 s, and memory that is short."""
-_MOST_LOOKS: Final = 100  # looks that the report lists, the latest ones; a guess
+_MOST_READINGS: Final = 100  # readings that the report lists, the latest ones; a guess
 _PAUSE_S: Final = 60.0  # between reports on errors of threads; a guess
-_LEAST_STEP_S: Final = 1.0  # between the looks that the report lists; a guess
+_LEAST_STEP_S: Final = 1.0  # between the readings that the report lists; a guess
 _REPORTS: Final = (".txt", ".html", ".json")
-"""The record comes last: once a program can read it, the others are complete."""
+"""The JSON comes last. Once a program can read it, the other files are complete."""
 _SUFFIXES: Final = (*_REPORTS, ".jsonl")
 _alive: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()
 
@@ -82,14 +82,14 @@ class Guard:
         self._main_thread = MainThread(self._stopped)
         limits = self._limits.read()
         self._reserve = Reserve(_reserved_bytes(limits))
-        self._id_of_last_error = 0  # the error itself must not live longer
+        self._id_of_last_error = 0  # only the id, so that the error does not live longer
         self._is_reporting = False
         self._has_warned = False
         self._num_errors = 0
         self._last_error_s = -_PAUSE_S
         self._base: Path | None = None
         self._writing = threading.Lock()  # the thread and the hook may write at the same time
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_MOST_LOOKS)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_MOST_READINGS)
         self._process = psutil.Process()
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
@@ -102,8 +102,8 @@ class Guard:
         sys.excepthook = self._hook
         threading.excepthook = self._thread_hook
         atexit.register(self._at_exit)
-        # in a process that it started, multiprocessing prints an uncaught error itself, after the finalizers; a fork
-        # forgets the finalizers of its parent
+        # In a child process, multiprocessing prints an uncaught error itself, after it has run the finalizers. So a
+        # finalizer takes the place of the hook. A fork loses the finalizers of its parent.
         self._add_finalizer()
         processes_util.register_after_fork(self, Guard._add_finalizer)
         _alive.add(self)
@@ -146,7 +146,7 @@ class Guard:
         self._previous_thread_hook(arguments)
 
     def _at_exit(self) -> None:
-        """Report the last error if the program has put a hook of its own in place of ours."""
+        """Report the last error, in case the program has replaced our hook."""
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and id(error) != self._id_of_last_error:
             self.report_error(error)
@@ -170,7 +170,7 @@ class Guard:
     # the report on an error
 
     def report_error(self, error: BaseException) -> None:
-        """Write the report and add a note to an error if it is one of an allocator. No error leaves this method."""
+        """If an allocator raised the error, write the report and add a note to the error. This raises no error."""
         found = next(filter(_is_shortage, _shown_errors(error)), None)
         if found is None or not self.is_active or self._is_reporting or _has_note_of_worker(found):
             return
@@ -179,7 +179,7 @@ class Guard:
         self._reserve.release()
         try:
             self._explain(error, found)
-        except BaseException as own:  # nothing may come between the program's error and its end
+        except BaseException as own:  # an error of memwatch must not replace the program's error
             _say(f"{RAN_OUT}, and the report failed: {type(own).__name__}")
         finally:
             self._is_reporting = False
@@ -194,7 +194,7 @@ class Guard:
         def search() -> None:
             shortage.live = live_memory(error)
 
-        # the rows first: what the search for holders frees would be in them
+        # read the rows first, because memory that the search for holders frees would count in them
         shortage.note_failure("the rows with the Python objects", lambda: self._read_rows(shortage))
         shortage.note_failure("the holders", search)
         files = self._write(shortage)
@@ -233,7 +233,7 @@ class Guard:
                 if self._limits.stalled_percent() > _STALLED_PERCENT:
                     wait_s = _LEAST_WAIT_S
             except Exception as error:
-                pass_on(error)  # of a look: the next one may succeed
+                pass_on(error)  # the next reading may succeed
 
     def _warn(self, limit: Limit) -> None:
         """Write the report: first with the facts that are read at once, then again with the holders."""
@@ -250,7 +250,7 @@ class Guard:
             shortage.live = found or LiveMemory(why_unknown="the main thread did not run Python code in time")
 
         shortage.note_failure("the holders", search)
-        if files and num_errors == self._num_errors:  # else the files have the report on an error by now
+        if files and num_errors == self._num_errors:  # otherwise the files now have the report on an error
             self._write(shortage)
 
     # parts of both reports
@@ -258,7 +258,9 @@ class Guard:
     def _read_quick_facts(self, shortage: Shortage) -> None:
         def read_limits() -> None:
             shortage.limits = self._limits.read()
-            if not self._has_warned:  # else memory has been near a limit
+            if (
+                not self._has_warned
+            ):  # otherwise memory has been near a limit, and the free bytes would mislead
                 shortage.free_bytes = self._limits.free_at_peak_bytes()
                 shortage.peak_bytes = self._limits.peak_bytes()
 
@@ -324,7 +326,7 @@ class Guard:
         return base
 
     def _forked(self) -> None:
-        """Keep the hooks in a fork of the process. It has no thread, and its reports are files of its own."""
+        """Keep the hooks in a fork of the process. The fork has no thread, and writes its own reports."""
         self._pid = os.getpid()
         self._base = None
         self._writing = threading.Lock()
@@ -337,7 +339,7 @@ class Guard:
 
 
 def _reserved_bytes(limits: list[Limit]) -> int:
-    """Return the address space to reserve: the program cannot use it, so it is a small share of a limit."""
+    """Return the address space to reserve. It is a small share of a limit, because the program cannot use it."""
     spaces = [each.limit_bytes for each in limits if each.name == ADDRESS_SPACE]
     return min([_RESERVED_BYTES, *(nbytes // _PARTS_OF_LIMIT for nbytes in spaces)])
 
@@ -349,7 +351,7 @@ def _is_shortage(error: BaseException) -> bool:
 def _shown_errors(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and the errors that its traceback shows with it: its causes, and the members of groups.
 
-    `linked_errors` also yields contexts that `raise ... from` hides: the program has dealt with these.
+    `linked_errors` would also yield contexts that `raise ... from` hides. The program has handled those.
     """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -366,7 +368,7 @@ def _shown_errors(error: BaseException) -> Iterator[BaseException]:
 
 def _has_note_of_worker(error: BaseException) -> bool:
     """Return whether a worker process has reported on the error, and its note is in the text of the error."""
-    with suppress(Exception):  # of code of the error's class
+    with suppress(Exception):  # the class of the error may run any code
         text = str(error)
         return Failure.of(error).in_process and any(f"\n{note}" in text for note in NOTES)
     return False
@@ -377,7 +379,7 @@ def _notes_of(error: BaseException) -> list[str]:
 
 
 def _say(text: str) -> None:
-    with suppress(Exception):  # closed or taken away by the program
+    with suppress(Exception):  # the program may have closed or replaced standard error
         sys.stderr.write(f"memwatch: {visible(text)}\n")
         sys.stderr.flush()
 
@@ -392,11 +394,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def start_guard(path: Path | None = None, *, root: Path = Path("/")) -> Guard | None:
-    """Have a report written when memory runs out. Return the guard, or None if this process has one already.
+    """Write a report when memory runs out. Return the guard, or None if this process has one already.
 
     Args:
-        path: the report without its suffixes `.oom.txt`, `.oom.json` and `.oom.html`; by default a name that is made of
-            the program's and the process's number. It may hold `{rank}`, `{pid}` and `{host}`.
+        path: the report without its suffixes `.oom.txt`, `.oom.json` and `.oom.html`. It may contain `{rank}`, `{pid}`
+            and `{host}`. By default, it is made of the program's name and the number of the process.
         root: the folder that has `proc` and `sys`.
     """
     return None if any(each.is_active for each in _alive) else Guard(path, root)

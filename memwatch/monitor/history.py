@@ -1,4 +1,4 @@
-"""The samples of a monitor: a bounded list in memory, a file that grows slowly, and the rows that grow."""
+"""Keep the samples of a monitor, in a bounded list and in a file that grows slowly, and find the rows that grow."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LEAST_BYTES: Final = 1 << 20
 _LEAST_SHARE: Final = 0.005
 """The same, as a share of RSS, or of the memory that torch has taken of the device. A guess."""
 _PINNED_RATIO: Final = 8
-"""If free memory grows at most this many times as fast as a row in use, the blocks of that row explain it: they lie
-between the free blocks. The ratio is 1.6 for an autograd graph that leaks (glibc cannot fit an aligned tensor into a
-hole of its own size), and 30 or more for a program that fragments malloc on purpose."""
+"""If free memory grows at most this many times as fast as a row in use, that row is the cause: its blocks are between
+the free blocks. The ratio is 1.6 for an autograd graph that leaks (glibc cannot fit an aligned tensor into a hole of
+its own size), and 30 or more for a program that fragments malloc on purpose."""
 _STEADY: Final = 0.25
 """A row grows only if each part grows at least at this share of the usual rate. A full cache does not, nor does a
 program that had a long start. A guess; `reports/monitor.md` has no false alarm."""
@@ -95,7 +95,7 @@ def growth_of(
         whole_bytes: RSS of the process at the last sample, or what torch has taken of the device.
         clock: the positions of the samples from which the rates are computed; by default their times.
         device: the device that has the row.
-        is_free: whether the row is memory that an allocator keeps and nobody uses.
+        is_free: whether the row is free memory that an allocator keeps.
     """
     begin = len(nbytes) // 4
     least_at_end = 0.0
@@ -104,7 +104,7 @@ def growth_of(
             return None
         parts = np.array_split(np.arange(first, len(nbytes)), _PARTS)
         values = np.asarray(nbytes, dtype=np.int64)
-        # the last of equal values: a full cache stays full until then, and samples may be rare by now
+        # take the last of equal values, because the memory of a full cache stays the same until then
         lowest = [int(part[::-1][np.argmin(values[part[::-1]])]) for part in parts]
         steps = np.diff(values[lowest])
         total = int(steps.sum())
@@ -127,8 +127,8 @@ def growth_of(
 def causes_first(found: Sequence[Growth], free_rows: frozenset[str]) -> list[Growth]:
     """Return the growing rows, fastest first. Free memory that another row of the same memory explains comes last.
 
-    Blocks in use prevent malloc from joining or returning the free blocks between them. So a leak can leave more free
-    memory than it holds. The user has to mend the leak.
+    Blocks in use prevent malloc from joining or returning the free blocks between them. So a leak can cause more free
+    memory than it holds. The user has to fix the leak.
     """
     fastest_in_use: dict[str, float] = {}  # by device
     for each in found:

@@ -1,7 +1,7 @@
-"""Where CPython keeps the memory of buffers, and how much it is. No code of a subclass runs.
+"""Find the address and the size of the memory of buffers in CPython, without running code of a subclass.
 
-`sys.getsizeof` does not count the memory of `mmap.mmap` and `io.StringIO`. Their objects have its address and its size
-at known places. memwatch compares these places with objects whose size it knows. With another layout it finds nothing.
+`sys.getsizeof` does not count the memory of `mmap.mmap` and `io.StringIO`. Their objects have the address and the size
+at fixed offsets. memwatch checks these offsets with objects of a known size. If the layout differs, it finds nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def bytes_of_buffer(obj: Any, base: Any) -> int:
 
     Args:
         obj: the buffer.
-        base: the class among `BUFFERS` that it has.
+        base: its class or base class among `BUFFERS`.
     """
     if base is mmap.mmap:
         return len(memory_of_mmap(obj))
@@ -35,13 +35,14 @@ def bytes_of_buffer(obj: Any, base: Any) -> int:
     return int(base.__sizeof__(obj))
 
 
-_PLACE_IN_MMAP: Final = 16  # of the address, which CPython keeps before the size
+_PLACE_IN_MMAP: Final = 16  # offset of the address (bytes); the size follows it
 
 
 def memory_of_mmap(obj: mmap.mmap) -> range:
-    """Return the addresses of a mapping that `mmap.mmap` made; none if it is closed, or if its layout is another one.
+    """Return the addresses of a mapping that `mmap.mmap` made; empty if it is closed, or if the layout is unknown.
 
-    A buffer of the mapping would have its address too. But while there is one, the program cannot close the mapping.
+    A memoryview of the mapping would also show its address. But while a memoryview exists, the program cannot close the
+    mapping.
     """
     try:
         size = mmap.mmap.__len__(obj)
@@ -53,14 +54,14 @@ def memory_of_mmap(obj: mmap.mmap) -> range:
     return range(begin, begin + size) if is_known else range(0)
 
 
-_BUFFER_OF_TEXT, _SIZE_OF_TEXT, _SIZE_OF_BUFFER = 16, 32, 40  # places in `io.StringIO`
-_BYTES_OF_LETTER: Final = 4  # in its buffer
+_BUFFER_OF_TEXT, _SIZE_OF_TEXT, _SIZE_OF_BUFFER = 16, 32, 40  # offsets in `io.StringIO` (bytes)
+_BYTES_OF_LETTER: Final = 4  # bytes of a character in its buffer
 
 
 def _text_buffer(obj: io.StringIO) -> tuple[int, int, int]:
-    """Return the address of the buffer of an `io.StringIO`, the letters for which it has room, and those of its text.
+    """Return the address of the buffer of an `io.StringIO`, the characters that fit into it, and those of its text.
 
-    As long as the program only writes, the buffer is empty: CPython keeps the pieces.
+    As long as the program only writes, the buffer is empty, and CPython keeps a list of the written pieces.
     """
     buffer, size, text = (
         ctypes.c_ssize_t.from_address(id(obj) + place).value
@@ -93,7 +94,7 @@ def _bytes_of_text(obj: io.StringIO) -> int:
 
 
 def buffer_of_text(obj: io.StringIO) -> range:
-    """Return the addresses of the buffer of an `io.StringIO`; none if it has no large one."""
+    """Return the addresses of the buffer of an `io.StringIO`; empty if it has no buffer, or a small one."""
     buffer, size, _ = _text_buffer(obj) if _KNOWS_TEXT_BUFFERS else (0, 0, 0)
     nbytes = _BYTES_OF_LETTER * size
     return range(buffer, buffer + nbytes) if buffer and nbytes >= PAGE_BYTES else range(0)
@@ -101,7 +102,7 @@ def buffer_of_text(obj: io.StringIO) -> range:
 
 _CTYPES: Final = ctypes.Structure.__mro__[1]  # the base of all types of `ctypes`
 _OWNS_BUFFER: Final = _CTYPES.__dict__["_b_needsfree_"].__get__
-_BYTES_IN_OBJECT: Final = 16  # a smaller value lies in the object itself
+_BYTES_IN_OBJECT: Final = 16  # a value of at most so many bytes is in the object itself
 
 
 def has_ctypes_buffer(cls: type) -> bool:
@@ -116,7 +117,7 @@ def has_ctypes_buffer(cls: type) -> bool:
 
 
 def buffer_of_ctypes(obj: Any) -> range:
-    """Return the addresses of the memory that a value of `ctypes` owns; none if it shows the memory of others.
+    """Return the addresses of the memory that a value of `ctypes` owns; empty if it refers to memory of others.
 
     `sys.getsizeof` does not count it. All of this is C code of `ctypes`.
     """
@@ -136,13 +137,13 @@ _ARROW_CLASSES: Final = ("Buffer", "Array", "ChunkedArray", "RecordBatch", "Tabl
 
 
 def arrow_classes() -> tuple[type, ...]:
-    """Return pyarrow's classes of objects with buffers. There are some only after the program has imported pyarrow."""
+    """Return pyarrow's classes of objects with buffers; none before the program has imported pyarrow."""
     library = arrow_library()
     return tuple(library[name] for name in _ARROW_CLASSES if name in library)
 
 
 def addresses_of_arrow(obj: Any, base: Any) -> list[int]:
-    """Return where some of the buffers of an object of pyarrow lie. Only the first and the last part are read.
+    """Return the addresses of some buffers of an object of pyarrow. Only its first and its last part are read.
 
     Args:
         obj: the object.

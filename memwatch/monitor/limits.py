@@ -1,8 +1,8 @@
-"""Read the limits on this process's memory, and how much of each is in use.
+"""Read the limits on this process's memory, and the memory in use.
 
 If a control group reaches its limit, the kernel kills a process in it, and no error is raised. Containers have such
-limits, in files of version 1 or 2 of the interface. `RLIMIT_AS` (`ulimit -v`) limits the address space, and allocations
-fail at it.
+limits, in files of version 1 or 2 of the interface. `RLIMIT_AS` (`ulimit -v`) limits the address space. If a process
+reaches it, allocations fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ADDRESS_SPACE: Final = "RLIMIT_AS (ulimit -v)"
 _NO_LIMIT_BYTES: Final = 1 << 62
-"""Version 1 writes a number near 2**63 where there is no limit."""
+"""Version 1 writes a number near 2**63 if there is no limit."""
 _NO_OVERCOMMIT: Final = 2
 """With this setting, the kernel limits the sum of the memory that all processes have requested."""
 _RECLAIMABLE: Final = ("active_file", "inactive_file", "slab_reclaimable")
@@ -110,7 +110,8 @@ class MemoryLimits:
     def free_at_peak_bytes(self) -> int | None:
         """Return the memory that was free when the process was largest; None if another limit may be near.
 
-        What a failed call had made is free again when its error arrives. So the peaks count, as the kernel has them.
+        When the error of a failed call arrives, the memory of this call is free again. So the kernel's peaks count, and
+        not the current figures.
         """
         if self._may_reach_another_limit():
             return None
@@ -131,7 +132,7 @@ class MemoryLimits:
         return next((int(words[1]) << 10 for words in lines if words[:1] == ["VmHWM:"]), None)
 
     def _may_reach_another_limit(self) -> bool:
-        """Return whether requests may fail for a limit that :meth:`read` does not read."""
+        """Return whether requests may fail because of a limit that :meth:`read` does not read."""
         try:
             import resource
         except ImportError:  # Windows
@@ -158,7 +159,7 @@ def _groups_of_this_process(root: Path) -> Iterator[_Group]:
     mounts = [words for line in _lines(root / "proc/self/mountinfo") if "-" in (words := line.split())]
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, own = (line + "::").split(":", 2)
-        own = own.removesuffix("::")  # these make a damaged line have three parts
+        own = own.removesuffix("::")  # added above, so that a damaged line also has three parts
         version = 2 if not controllers else 1
         if version == 1 and "memory" not in controllers.split(","):
             continue

@@ -1,6 +1,6 @@
-"""Find what is alive at one instant, and who holds it: tensors, numpy arrays, large buffers and large containers.
+"""Find the live tensors, numpy arrays, large buffers and large containers at one instant, and their holders.
 
-No op was recorded, so everything comes from the heap. torch's own records show parameters, buffers, gradients and
+No op was recorded, so all facts come from the heap. torch's own records show parameters, buffers, gradients and
 optimizer state. A search from the program's variables finds the holders of the other tensors.
 """
 
@@ -71,8 +71,8 @@ _LEAST_ARRAY_BYTES: Final = 64 << 10  # smaller arrays and buffers get no row; a
 _MOST_BUFFERS: Final = 10_000
 """Texts, bytes and other buffers whose holders are searched, the largest ones. A guess."""
 _NAMED_STEPS: Final = 3
-"""The most references in the name of a holder, a guess. Places in containers differ from object to object, so they are
-not part of it."""
+"""The most references in the name of a holder. Positions in containers are not part of the name, because they differ
+from object to object. A guess."""
 
 
 @dataclass
@@ -80,11 +80,11 @@ class Group:
     """The live tensors, arrays or buffers of one category that one holder keeps on one device.
 
     Attributes:
-        device: where they are.
+        device: their device.
         category: one of `CATEGORIES`.
-        holder: who keeps them, in words.
+        holder: their holder, in words.
         nbytes: their bytes.
-        float32_bytes: the bytes among them of storages whose tensor is of float32.
+        float32_bytes: the part of these bytes in storages of float32 tensors.
         largest_bytes: the bytes of the largest storage.
         is_kept: whether an attribute or a container keeps them, so that they outlive the call that made them.
         count: number of storages, arrays or buffers.
@@ -130,7 +130,7 @@ def live_memory(error: BaseException | None = None) -> LiveMemory:
     """Search the heap for live tensors, arrays and containers, and for their holders.
 
     Args:
-        error: the error that ended the program's calls, whose variables its traceback keeps.
+        error: the error that ended the program's calls. Its traceback keeps the variables of these calls.
     """
     large = grown_containers({}, _MOST_CONTAINERS, listed_only=True)
     errors = [] if error is None else list(linked_errors(error))
@@ -162,7 +162,7 @@ _Buffers = list[tuple[int, Any]]
 
 
 def _without_receivers(roots: list[Root]) -> list[Root]:
-    """Move `self` and `cls` of each call to a root of their own, because they name nobody."""
+    """Move `self` and `cls` of each call to a root of their own, because these names do not identify a holder."""
     receivers = []
     for root in roots:
         own = [held for held in root.entries if held.name in _RECEIVERS]
@@ -178,14 +178,14 @@ def _searched(
     large: _Large, buffers: _Buffers, ended: list[Root], errors: list[BaseException], *, deep: bool
 ) -> LiveMemory:
     targets = itertools.chain((container for container, _, _ in large), (buffer for _, buffer in buffers))
-    # copies, because the snapshot empties its roots at its end, and a second search needs them
+    # use copies, because the snapshot empties its roots at its end, and a second search needs them
     ended = [dataclasses.replace(root, entries=list(root.entries)) for root in ended]
     with Snapshot(targets, deep=deep, more_roots=ended) as snapshot, quiet():
         return _Search(snapshot, errors).result(large, buffers)
 
 
 def _containers_by_referrers(large: _Large) -> list[Container]:
-    """Name the holders of containers one reference at a time, which needs time instead of memory."""
+    """Name the holders of containers by following one reference at a time. This takes more time and less memory."""
     found = []
     for container, entries, nbytes in large:
         chain: list[Any] = [container]
@@ -220,11 +220,11 @@ _MOST_REFERRERS: Final = 6
 
 
 class _Search:
-    """Groups what a snapshot has."""
+    """Groups the storages, arrays and buffers of a snapshot by category and holder."""
 
     def __init__(self, snapshot: Snapshot, errors: list[BaseException]) -> None:
         self._snapshot = snapshot
-        # the calls that the errors ended are roots: a path through a traceback would say less
+        # do not search through tracebacks, because the calls that the errors ended are roots, which name holders better
         passed = [error for error in errors if error.__traceback__ is not None]
         closed = snapshot.positions([*map(id, passed), *(id(error.__traceback__) for error in passed)])
         self._tree: Tree = search(snapshot, self._sources(), closed={*snapshot.barriers(), *closed})
@@ -337,7 +337,7 @@ class _Search:
     def _anchor(self, position: int) -> tuple[int, bool]:
         """Return the first tensor or node on the path to a storage, and whether autograd's graph follows it.
 
-        The program refers to this object. Everything behind it is torch's.
+        The program refers to this object, and torch to everything behind it.
         """
         above, objects, anchors = self._tree.above.item, self._snapshot.objects, self._anchors
         path = [position]
@@ -366,7 +366,7 @@ class _Search:
             words = ", ".join(dict.fromkeys(wanted)) or "a container without a name"
             self._holders[key] = short_places(words)
             visible_kinds = [step.edge.kind for step in steps if not step.hidden]
-            # a list in a variable of a running call may be part of the forward
+            # a list in a variable of a running call does not count, because the forward may be filling it
             later = [
                 kind
                 for kind in visible_kinds[1:]
@@ -380,7 +380,7 @@ class _Search:
         for array in self._objects(np.ndarray):
             nbytes, position = _ARRAY_BYTES(array), self._snapshot.position(array)
             is_owner = _ARRAY_BASE(array) is None and nbytes >= _LEAST_ARRAY_BYTES
-            if is_owner and self._tree.reaches(position):  # the others are this search's own
+            if is_owner and self._tree.reaches(position):  # this search's own arrays are not reached
                 group = self._group("cpu", ARRAY, self._holder(position, is_owned=False))
                 group.add(nbytes, is_float32=str(_ARRAY_DTYPE(array)) == "float32")
 

@@ -1,4 +1,4 @@
-"""Call a function in the main thread of the program, between two of its bytecodes."""
+"""Call a function in the main thread of the program, between two bytecode instructions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class MainThread:
     """Calls functions in the main thread, one at a time.
 
     Args:
-        stopped: nobody waits for the main thread after it is set.
+        stopped: an event. Once it is set, `call` does not wait any longer.
 
     Attributes:
-        cpu_s: processor time that all calls for other threads took together, in seconds.
+        cpu_s: CPU time of all calls for other threads together, in seconds.
     """
 
     def __init__(self, stopped: threading.Event) -> None:
@@ -34,14 +34,15 @@ class MainThread:
     def call(self, function: Callable[[], T], timeout_s: float) -> T | None:
         """Return the result of a function; None if it fails, or if the main thread does not call it in time.
 
-        A main thread that waits for another thread, or that runs C code, calls it too late.
+        The main thread cannot call it while it waits for another thread or runs C code.
         """
         if threading.current_thread() is threading.main_thread():
             return function()
         if not self._waiting.is_set():
             return None  # the last call still waits
         result: list[T] = []
-        is_wanted = threading.Lock()  # whoever takes it decides: the call begins, or nobody waits any more
+        # The main thread takes this lock to begin the call, the caller takes it to give up. Only one of them gets it.
+        is_wanted = threading.Lock()
         begun, done = threading.Event(), threading.Event()
         self._waiting.clear()
 
@@ -54,7 +55,7 @@ class MainThread:
             try:
                 result.append(function())
             except Exception as error:
-                pass_on(error)  # a signal's handler raised it: it belongs to the program
+                pass_on(error)  # raise it again if a signal handler of the program raised it
             finally:
                 self.cpu_s += time.thread_time() - before_s
                 done.set()
@@ -62,7 +63,7 @@ class MainThread:
         call_later(run)
         end_s = time.monotonic() + timeout_s
         while not done.wait(_POLL_S):
-            if begun.is_set():  # it will end, and uses what we hold
+            if begun.is_set():  # wait for the end of the call, which uses objects of the caller
                 continue
             if (self._stopped.is_set() or time.monotonic() > end_s) and is_wanted.acquire(blocking=False):
                 return None

@@ -1,9 +1,8 @@
 """Estimate which native libraries have allocated the live memory of malloc.
 
 The sampler is a library (`src/malloc_sampler.cpp`) that records some of the allocations. Only the dynamic linker can
-load it, when a program starts: you name it in `LD_PRELOAD`, or you set `MEMWATCH=monitor,native=1`, which starts the
-program again with it. It samples nothing until a monitor calls `start`. memwatch does not name the library of older
-memory.
+load it, when a program starts. Either you name it in `LD_PRELOAD`, or you set `MEMWATCH=monitor,native=1`, which starts
+the program again with it. It samples nothing until a monitor calls `start`, so older memory has no known library.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from memwatch.monitor.mappings import Mapping
 
 BUILT: Final = pathlib.Path(__file__).parent / "built"
-"""The folder of the library in a wheel. A checkout has no such folder: there, the user's cache has the library."""
+"""The folder of the library in a wheel. In a checkout, the library is in the user's cache instead."""
 _WHAT: Final = "the sampler of malloc"
 _FALLBACK: Final = "the monitor does not name native libraries"
 INTERVAL_BYTES: Final = 128 << 10
@@ -39,7 +38,7 @@ PRELOAD: Final = "LD_PRELOAD"
 _RESTARTED: Final = "MEMWATCH_RESTARTED"
 """The environment variable of a program that was started again: its process number, and its own `LD_PRELOAD`.
 
-The value `4242:/usr/lib/other.so` is that of process 4242.
+For example, process 4242 has the value `4242:/usr/lib/other.so`.
 """
 _CALLERS: Final = 6  # return addresses in a sample: kCallers in the source
 _REPLACED: Final = ("malloc", "calloc", "realloc", "free")
@@ -54,9 +53,9 @@ _RUNTIME: Final = (
     "ld-linux",
     "ld64.so",
 )
-"""How the names of libraries begin that allocate for their callers, as `strdup` and `operator new` do."""
+"""Beginnings of the names of libraries that allocate for their callers, such as `strdup` and `operator new`."""
 _ALLOCATES_TENSORS: Final = "libc10.so"
-"""How the name of torch's library begins that allocates tensors of the host."""
+"""Beginning of the name of torch's library that allocates host tensors."""
 _LARGE_BYTES: Final = 64 << 10
 """For a block of this size or more, memwatch counts the bytes in memory. Smaller blocks count as a whole. A guess."""
 
@@ -140,8 +139,8 @@ def restart_with_sampler() -> str:
     The process keeps its number, its arguments and its open files. The programs that it starts do not get the sampler.
 
     Returns:
-        "" if the sampler is loaded, also in the program that was started again. The reason, if the program cannot have
-        it. Otherwise the function does not return.
+        "" if the sampler is loaded, which is also the case in the program that was started again; or the reason why the
+        program cannot have it. If memwatch starts the program again, the function does not return.
     """
     restarted, _, before = os.environ.pop(_RESTARTED, "").partition(":")
     if restarted == str(os.getpid()):
@@ -299,8 +298,8 @@ def bytes_by_library(
 def _names(callers: NDArray[np.int64], mappings: Sequence[Mapping]) -> list[str]:
     """Return the name of the library that allocated each block.
 
-    Libraries that allocate for their own callers are skipped: it is the library of the innermost other caller. The name
-    is empty if other rows count the blocks of this library, or if the code of the caller is not in a file.
+    It is the library of the innermost caller outside of the libraries that allocate for their callers. The name is
+    empty if other rows count the blocks of this library, or if the code of the caller is not in a file.
     """
     import numpy as np
 

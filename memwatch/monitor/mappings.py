@@ -1,4 +1,4 @@
-"""The mappings of a process as the kernel lists them: their uses, pages in memory, and malloc's blocks in them."""
+"""Read the mappings of a process from the kernel: their uses, their pages in memory, and malloc's blocks in them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def read_mappings(pid: int, *, is_heap_of_arena: Callable[[int], bool] | None = 
 
     Args:
         pid: the process.
-        is_heap_of_arena: returns whether malloc's header lies at an address; without it the shape decides.
+        is_heap_of_arena: returns whether an address has the header of a heap of malloc. Without this function, the
+            shape of the mapping decides.
 
     Raises:
         ProcessError: the mappings cannot be read.
@@ -118,7 +119,8 @@ def _parse(text: str) -> list[Mapping]:
             mappings.append(
                 Mapping(int(match["start"], 16), int(match["end"], 16), match["permissions"], match["path"])
             )
-    return [mapping for mapping in mappings if mapping.path != "[vsyscall]"]  # the kernel's, and no memory
+    # the kernel lists [vsyscall] for every process, but it has no memory of the process
+    return [mapping for mapping in mappings if mapping.path != "[vsyscall]"]
 
 
 def _classify(
@@ -127,7 +129,7 @@ def _classify(
     executable = {mapping.path for mapping in mappings if "x" in mapping.permissions}
     for mapping in mappings:
         mapping.use = _use_by_path(mapping, executable)
-    starts: dict[str, int] = {}  # of files: where their first page is
+    starts: dict[str, int] = {}  # path of a file -> address of its first page
     reserved_until = 0  # the end of the last arena's reserved addresses
     for position, mapping in enumerate(mappings):
         before = mappings[position - 1] if position else None
@@ -188,7 +190,7 @@ def _end_of_library(path: str, start: int) -> int:
 
 
 def cut_joined(mappings: list[Mapping], residency: Residency) -> list[Mapping]:
-    """Cut what the kernel joined to a stack or to a library's data: memory that was mapped right above it."""
+    """Cut mappings of stacks and of library data, if the kernel joined memory to them that was mapped right above."""
     cut: list[Mapping] = []
     for mapping in mappings:
         end = mapping.use_end
@@ -242,7 +244,7 @@ def _use_by_path(mapping: Mapping, executable: set[str]) -> Use:
 
 
 def _has_shape_of_arena(mapping: Mapping, after: Mapping | None) -> bool:
-    """Return True for an aligned mapping whose rest, up to the next aligned address, is reserved."""
+    """Return True for a mapping that begins at an aligned address, if all addresses up to the next one are reserved."""
     if mapping.start % ARENA_BYTES:
         return False
     if mapping.end == mapping.start + ARENA_BYTES:
@@ -256,7 +258,7 @@ def _has_shape_of_arena(mapping: Mapping, after: Mapping | None) -> bool:
 
 
 class Residency:
-    """Which bytes of some mappings are in memory, and which of those no other process has."""
+    """Finds the bytes of some mappings that are in memory, and those among them that no other process has."""
 
     def __init__(self, mappings: Sequence[Mapping], pid: int) -> None:
         self._mappings = list(mappings)
@@ -370,7 +372,13 @@ class PageRuns:
         return before
 
     def filled_up(self, begin: int, end: int, count: int) -> PageRuns:
-        """Return these pages, and so many behind a page that nobody read that there are `count` in all."""
+        """Return `count` pages: these pages, and the missing ones at the first pages of a part that nobody has read.
+
+        Args:
+            begin: the first page of that part.
+            end: the page behind its last one.
+            count: how many pages there are, by another figure of the kernel.
+        """
         missing = min(count - self.count, end - begin)
         return self if missing <= 0 else PageRuns(np.append(self._runs, [[begin, begin + missing]], axis=0))
 
@@ -391,7 +399,7 @@ _PAGES_BETWEEN: Final = 512
 
 
 class PageMap:
-    """Reads which pages of a process are in memory. Its cost follows the memory that is used, not the addresses.
+    """Reads which pages of a process are in memory. Its cost depends on the used memory, not on the address space.
 
     Args:
         pid: the process.
@@ -403,7 +411,7 @@ class PageMap:
         self.is_whole = True
 
     def pages(self, first: int, count: int) -> tuple[PageRuns, PageRuns, int]:
-        """Return which of some pages are in memory, which of those no other process has, and where the reading ended.
+        """Return the pages that are in memory, those among them that no other process has, and where the reading ended.
 
         Args:
             first: number of the first page: its address divided by the size of a page.
@@ -553,7 +561,7 @@ def mmapped_blocks(mappings: list[Mapping], residency: Residency) -> NDArray[np.
 
 
 def _adjacent(mappings: list[Mapping]) -> list[list[Mapping]]:
-    """Group neighbours: advice to the kernel, as numpy gives it on large arrays, divides the mapping of a block."""
+    """Group adjacent mappings, because numpy's advice to the kernel can divide the mapping of a large array."""
     runs: list[list[Mapping]] = []
     for mapping in mappings:
         if runs and runs[-1][-1].end == mapping.start:

@@ -1,4 +1,4 @@
-"""The tensors and the large Python objects of this process: where their memory lies, and how much it is."""
+"""Find the memory of the tensors and of the Python objects of this process: addresses and bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAX_NODES: Final = 1_000_000
-"""Nodes of autograd that one search for tensors passes. A guess: a step of a large model has tens of thousands."""
+"""The most tensors and autograd nodes in one search. A guess: a step of a large model has tens of thousands."""
 
 
 @dataclass
@@ -77,7 +77,9 @@ def tensor_memory(*, with_graphs: bool = True) -> TensorMemory:
     tensors = _all_tensors(with_graphs=with_graphs)
     count = 0
     with quiet():
-        while tensors:  # each is dropped at once: nothing that the program frees meanwhile is kept for long
+        while (
+            tensors
+        ):  # drop each reference at once, so that a tensor that the program frees does not live longer
             tensor = tensors.pop()
             if not is_tensor(tensor):
                 continue
@@ -88,7 +90,7 @@ def tensor_memory(*, with_graphs: bool = True) -> TensorMemory:
                     (pinned if is_pinned else ranges).append((memory.start, memory.stop))
                     count += 1
             except (RuntimeError, NotImplementedError, AttributeError) as error:
-                pass_on(error)  # it shows no memory of its own
+                pass_on(error)  # the tensor has no memory of its own
     return TensorMemory(union_of(ranges), union_of(pinned), count, with_graphs)
 
 
@@ -132,17 +134,17 @@ _PIECE: Final = 20_000  # objects whose referents are listed at a time; a guess
 _MOST_SMALL_BYTES: Final = 512
 """Python's own allocator gives larger blocks to malloc."""
 _LARGE_BYTES: Final = 16 << 10
-"""Objects with larger blocks are remembered one by one. A container with fewer entries than `_LEAST_LENGTH` is not. If
-its entries have smaller blocks, they have less than 1 MiB together, and so small a growth is not reported."""
+"""Objects with larger blocks are remembered one by one. Other objects are remembered by their container, if it has at
+least `_LEAST_LENGTH` entries. A smaller container of smaller blocks has less than 1 MiB, which is never reported."""
 _RANGE_BYTES: Final = 64 << 10
-"""Of larger blocks the pages are looked at: a numpy array may be made and not touched. A guess."""
+"""Of larger blocks, only pages in memory count, because a program may make a numpy array and not touch it. A guess."""
 _MOST_OF_ARROW: Final = 256
 """Objects of each class of pyarrow whose addresses are read. A guess: its allocator has few mappings, of 1 GiB each."""
 _IN_ONE_BLOCK: Final = (str, bytes, int, tuple)
 _HAS_GC: Final = 1 << 14  # Py_TPFLAGS_HAVE_GC
 _GC_HEADER_BYTES: Final = 16  # before each object that gc tracks: two words
 _MALLOC_HEADER_BYTES: Final = 8  # before each block of glibc: its size
-# read through `type` itself: a metaclass may answer with code of its own
+# read through `type` itself, because a metaclass may run code of its own
 _MRO, _NAMESPACE, _BASIC_BYTES, _FLAGS, _QUALNAME = (
     type.__dict__[name].__get__
     for name in ("__mro__", "__dict__", "__basicsize__", "__flags__", "__qualname__")
@@ -159,7 +161,7 @@ class PythonMemory:
         by_type: number and bytes of the objects of each type, small ones included.
         lengths: number of entries of the larger containers, by their ids.
         large: bytes of the objects with a large block, by their ids. Of a mapping, the bytes in memory count.
-        arrow_addresses: where some of the buffers of pyarrow lie.
+        arrow_addresses: addresses of some buffers of pyarrow.
     """
 
     large_bytes: int = 0
@@ -261,9 +263,9 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
 
 
 def _mappings_in_memory(mapped: list[tuple[Any, range]]) -> Iterator[tuple[Any, int]]:
-    """Yield the objects of `mmap.mmap` that have anonymous memory, and how much of it the program has touched.
+    """Yield the objects of `mmap.mmap` that have anonymous memory, each with the bytes that the program has touched.
 
-    Files and shared memory are not Python objects: they are in rows of their own.
+    Files and shared memory do not count here, because they are in rows of their own.
     """
     if not mapped:
         return
@@ -281,7 +283,7 @@ def _bytes_in_malloc(blocks: NDArray[np.int64]) -> int:
 def _bytes_of_shapes(arrays: Iterable[Any], number: int) -> NDArray[np.int64]:
     """Return the bytes of the dimensions and the strides of each of some numpy arrays.
 
-    They lie in a block of their own. `sys.getsizeof` counts them, as if they were in one block with the numbers.
+    They are in a block of their own. `sys.getsizeof` adds them to the bytes of the numbers.
     """
     return np.fromiter(map(_DIMENSIONS, arrays), dtype=np.int64, count=number) * _BYTES_PER_DIMENSION
 
@@ -311,13 +313,13 @@ class _Kind:
         self.has_ctypes_buffer = has_ctypes_buffer(cls)
         self.shows_address = self.is_array or cls is str or cls is bytes
         own_bytes = _BASIC_BYTES(cls) + (_GC_HEADER_BYTES if _FLAGS(cls) & _HAS_GC else 0)
-        # such an object comes from malloc itself, as `random.Random` does
+        # such an object is itself a block from malloc, for example a `random.Random`
         is_large = own_bytes > _MOST_SMALL_BYTES and not self.is_array
         self.bytes_of_object = 0 if is_one_block or is_large else own_bytes
         self.most_small_bytes = 0 if self.is_array else _MOST_SMALL_BYTES  # numpy always calls malloc
 
     def address(self, obj: Any) -> int:
-        """Return where the large block of an object lies."""
+        """Return the address of the large block of an object."""
         return int(_ARRAY_INTERFACE(obj)["data"][0]) if self.is_array else id(obj)
 
 
@@ -327,7 +329,7 @@ _ARRAY_INTERFACE: Final = np.ndarray.__dict__["__array_interface__"].__get__
 def class_name(cls: type) -> str:
     """Return the qualified name of a class, without running code of its metaclass."""
     module = _NAMESPACE(cls).get("__module__")
-    if type(module) is not str:  # a class of C code has it before its name
+    if type(module) is not str:  # a class of C code has its module in another place
         module = type.__dict__["__module__"].__get__(cls)
     return f"{module}.{_QUALNAME(cls)}".removeprefix("builtins.")
 
@@ -341,7 +343,7 @@ def _has_plain_size(cls: type) -> bool:
 
 
 _LEAST_LENGTH: Final = 64
-"""Entries of a container that may be where a program grows: there are too many shorter ones. A guess."""
+"""Containers with at least so many entries are remembered. There are too many shorter ones. A guess."""
 
 _SAMPLED_ENTRIES: Final = 8  # of each end of a container; a guess
 _SAMPLED_REFERENTS: Final = (6, 3, 2, 2)
@@ -387,7 +389,7 @@ def grown_containers(
             added = length - before.get(id(container), 0)
             if added > 0 and container is not before:
                 found.append((container, length, added))
-    # only now: a list of all objects refers to each, and `_bytes_of` counts references
+    # measure only now, because `_bytes_of` counts references, and a list of all objects refers to each
     del objects
     references = _References()
     grown: list[tuple[int, int, Any]] = [
@@ -411,7 +413,7 @@ def _bytes_of_entry(container: Any, length: int, references: _References) -> flo
 def _bytes_of(obj: Any, references: _References, widths: tuple[int, ...]) -> float:
     """Return about the bytes of an object and of its referents. A few levels are enough to sort containers.
 
-    Referents that others refer to as well, such as the globals of a function, are not counted.
+    Referents to which other objects refer too, such as the globals of a function, do not count.
 
     Args:
         obj: the object.
@@ -443,7 +445,7 @@ def _levels_of_objects() -> Iterator[list[Any]]:
         level += sys.modules.values()
     level += _untracked_values_of_calls()
     known = _KnownObjects(level)
-    # a generator that calls a function shows gc its variables: these lists and ids are not the program's
+    # gc sees the variables of a generator that calls a function. Leave out this one, whose lists are memwatch's own.
     own = (at for at, obj in enumerate(level) if type(obj) is types.GeneratorType and obj.gi_code is _LEVELS)
     for at in reversed(list(own)):
         del level[at]
@@ -481,8 +483,8 @@ def _untracked_values_of_calls() -> list[Any]:
 class _References:
     """The references that gc shows, and those of numpy arrays, which gc does not show.
 
-    A view has no memory of its own. So its memory is that of the array, the bytes or the mapping to which it refers,
-    and often nothing else refers to this object.
+    A view has no memory of its own. The memory belongs to the array, the bytes or the mapping to which the view refers.
+    Often nothing else refers to this object.
     """
 
     def __init__(self) -> None:
@@ -500,13 +502,13 @@ class _References:
 
 
 class _KnownObjects:
-    """The ids of the objects that were found, in a sorted array, with the latest of them in a small set beside it.
+    """The ids of the objects that were found: most of them in a sorted array, the latest in a small set.
 
-    A frozen linked list has one new object in each level. To sort the whole array for each of 100,000 levels took
-    minutes, so the ids of small levels go into the set.
+    A frozen linked list has one new object in each level. Sorting the whole array for each of 100,000 levels took
+    minutes. So the ids of small levels go into the set.
 
     Args:
-        objects: those that are known at first.
+        objects: the objects that are known at first.
     """
 
     def __init__(self, objects: Sequence[object]) -> None:
@@ -547,7 +549,7 @@ _SHARE_BESIDE: Final = 32  # a guess: the set has at most so small a part of the
 _LEAVES: Final = frozenset(
     map(id, (str, bytes, int, float, bool, type(None), bytearray, complex, types.CodeType))
 )
-"""Classes without references, by `id`: a metaclass of the program may have a `__hash__` or `__eq__` of its own."""
+"""Ids of classes without references. Ids, because a metaclass of the program may define `__hash__` or `__eq__`."""
 
 
 def _ids_of(objects: Sequence[object]) -> NDArray[np.int64]:
@@ -567,7 +569,7 @@ def large_buffers(least_bytes: int, most: int) -> list[tuple[int, Any]]:
     """Return the largest texts, bytes and other buffers, each with its bytes, largest first.
 
     gc lists few of them. But it lists the objects and the running calls that refer to them. The search remembers only
-    what it returns, because it runs when memory is short. It takes about half the time of `python_memory`.
+    its results, because it runs when memory is short. It takes about half the time of `python_memory`.
 
     Args:
         least_bytes: smaller ones are left out.
@@ -606,7 +608,7 @@ def objects_on_pages(pages: NDArray[np.int64]) -> list[Any]:
 
 
 def _pieces_of_objects() -> Iterator[list[Any]]:
-    """Yield the objects that gc lists and what they refer to, in pieces. It may yield an object several times.
+    """Yield the objects that gc lists, and the objects to which they refer, in pieces. Objects may come several times.
 
     Unlike `_levels_of_objects`, it remembers no object, so it needs memory for one piece only.
     """

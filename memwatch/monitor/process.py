@@ -1,4 +1,4 @@
-"""The rows of a process for its readers: `memwatch.process_memory` as a table, text, and a record for JSON."""
+"""Show the rows of a process: as a table (`memwatch.process_memory`), as text, and as a record for JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
     """Split the resident memory of a process into rows.
 
     The rows of this process come from the kernel's list of mappings, from malloc, from Python's allocator and from
-    the objects that are alive. For another process, memwatch reads `/proc` alone, which doesn't distinguish tensors
+    the objects that are alive. For another process, memwatch reads only `/proc`, which doesn't distinguish tensors
     from other memory of malloc. Reading this process takes about 3 s of processor time per million Python objects.
 
     Args:
@@ -49,14 +49,13 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
 
     Returns:
         A DataFrame with the columns `row`, `nbytes`, `private_nbytes` and `how`, largest first. If you print it, the
-        bytes have units. `nbytes` sums to
-        the RSS of the process, and `private_nbytes` to its USS. Each process that it started has one more column, such
-        as `python 4242`: its private bytes by row, from `/proc` alone. Each device that this process uses has a column
-        too, such as `cuda:0`, with the rows `device: tensors`, `device: cache`, `device: reserved elsewhere` and
-        `device: outside torch`. This column sums to the memory of the device that all processes together use. The
-        memory is not in RSS, so these rows have 0 in the other columns. `attrs` has `pid`, `rss_bytes`, `pss_bytes`,
-        `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children`, `devices`, `notes` and
-        `findings` (sentences about Python objects that forked processes have copied).
+        bytes have units. `nbytes` sums to the RSS of the process, and `private_nbytes` to its USS. Each process that it
+        started has one more column, such as `python 4242`: its private bytes by row, only from `/proc`. Each device
+        that this process uses has a column too, such as `cuda:0`, with the rows `device: tensors`, `device: cache`,
+        `device: reserved elsewhere` and `device: outside torch`. This column sums to the memory of the device that all
+        processes together use. The memory is not in RSS, so these rows have 0 in the other columns. `attrs` has `pid`,
+        `rss_bytes`, `pss_bytes`, `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children`,
+        `devices`, `notes` and `findings` (sentences about Python objects that forked processes have copied).
 
     Raises:
         ProcessError: the process does not exist or belongs to another user, or the system has no `/proc/PID/smaps`.
@@ -101,7 +100,7 @@ def _rows_of_device(device: DeviceMemory) -> list[tuple[str, str]]:
 
 
 def _private_bytes(pid: int) -> dict[str, int]:
-    """Return the private bytes of another process by row; nothing if it has ended or may not be read."""
+    """Return the private bytes of another process by row; empty if it has ended or may not be read."""
     try:
         return {row.row: row.private_nbytes for row in rows_of(pid, children=False).rows}
     except ProcessError as error:
@@ -144,7 +143,7 @@ def of_process(
 
     Args:
         found: the rows.
-        uss_at_first: the USS of its children by pid when somebody first saw them, to show their growth.
+        uss_at_first: the USS of its children at an earlier time, by pid, to show their growth.
         earlier: an earlier reading, to show the growth of the rows too.
         width: characters in a line; None for lines of any length, one for each row.
     """
@@ -241,7 +240,7 @@ def _table_of(processes: Sequence[Child], uss_at_first: Mapping[int, int] | None
 
 
 def record_of_processes(processes: Sequence[Child], earlier: Earlier | None = None) -> list[dict[str, Any]]:
-    """Return what `memwatch ps --json` prints; see `ChildRecord` in docs/json.md."""
+    """Return the records for `memwatch ps --json`; see `ChildRecord` in docs/json.md."""
     before = {} if earlier is None else earlier.uss_bytes
     return [
         {**vars(each), "growth_bytes": each.uss_bytes - before[each.pid] if each.pid in before else None}
@@ -263,7 +262,7 @@ def record_of_devices(devices: Sequence[DeviceMemory]) -> list[dict[str, Any]]:
 
 
 def record_of(found: ProcessRows, earlier: Earlier | None = None) -> dict[str, Any]:
-    """Return what `memwatch ps --json PID` prints; see `ProcessRecord` in docs/json.md."""
+    """Return the record for `memwatch ps --json PID`; see `ProcessRecord` in docs/json.md."""
     grown = _growth_of_rows(found, earlier)
     rows = [{**vars(row), "growth_bytes": grown.get(row.row)} for row in found.rows]
     gone = [

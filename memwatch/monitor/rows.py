@@ -1,4 +1,4 @@
-"""The rows of a process: parts that sum to its RSS, each with how it is known."""
+"""Split the memory of a process into rows: parts that sum to its RSS, each with the source of its figure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ARROW: Final = "Arrow buffers"
 ARROW_FREE: Final = "Arrow's allocator, free"
 ANONYMOUS: Final = "malloc and anonymous memory"
 FREE_ROWS: Final = frozenset({PYTHON_FREE, MALLOC_FREE, ARROW_FREE})
-"""Rows of memory that an allocator keeps and nobody uses."""
+"""Rows of free memory, which an allocator keeps."""
 _MIMALLOC_BEGIN, _MIMALLOC_END = 2 << 40, 30 << 40
 """mimalloc asks the kernel for memory at these addresses (MI_HINT_BASE and MI_HINT_MAX). Without such a request, Linux
 gives memory right below the stack."""
@@ -82,7 +82,7 @@ class Row:
         row: its name.
         nbytes: its share of RSS.
         private_nbytes: its share of USS, the memory that no other process has.
-        how: how it is known.
+        how: the source of the figure, in words.
     """
 
     row: str
@@ -111,7 +111,7 @@ class ProcessRows:
         pid: the process.
         name: its command.
         rss_bytes: its memory in RAM.
-        pss_bytes: the same, with each shared page divided by the number of its processes.
+        pss_bytes: the same, but each shared page is divided by the number of processes that have it.
         uss_bytes: memory of this process alone.
         rows: parts that sum to `rss_bytes`, and whose private bytes sum to `uss_bytes`.
         children: its child processes and their descendants.
@@ -257,13 +257,13 @@ def _by_path(mappings: Sequence[Mapping]) -> dict[str, int]:
 
 
 class _Left:
-    """Bytes in memory that no row has yet. A row gets at most the rest, so the sums stay true."""
+    """Bytes in memory that no row has yet. A row gets at most these bytes, so the rows never exceed the total."""
 
     def __init__(self, nbytes: int, private: int) -> None:
         self.nbytes, self.private = nbytes, private
 
     def take(self, nbytes: int, private: int | None = None) -> tuple[int, int]:
-        """Take bytes and the private ones among them. If `private` is None, the private share is that of the rest."""
+        """Take bytes, and the private bytes among them. By default, take the same share of the private bytes."""
         taken = min(max(nbytes, 0), self.nbytes)
         if private is None:
             private = self.private * taken // self.nbytes if self.nbytes else 0
@@ -286,7 +286,7 @@ class _OwnProcess:
     """
 
     def __init__(self, mappings: list[Mapping], samples: NDArray[np.int64], known: Known) -> None:
-        # the allocators first: what memwatch allocates below shall not count
+        # read the allocators first, so that the memory that memwatch allocates below does not count
         self._malloc: MallocFigures | None = malloc_figures()
         self._python: PythonFigures | None = python_figures()
         self._known = known
@@ -377,7 +377,7 @@ class _OwnProcess:
         """Return the mappings of mimalloc, Arrow's allocator by default, that have buffers of pyarrow.
 
         Other libraries may have a mimalloc of their own, and pyarrow may show buffers of other allocators. So a mapping
-        must lie where mimalloc takes memory, and it must have a buffer.
+        counts only if it is at an address where mimalloc takes memory and has a buffer of pyarrow.
         """
         addresses = self.python.arrow_addresses
         return [
@@ -434,7 +434,7 @@ class _OwnProcess:
     def _native_at_import(self) -> int | None:
         """Return the native part of the blocks of malloc that the import of torch added; None if it is not known.
 
-        Its blocks of Python objects are not known. They are at most those of today.
+        The bytes of its Python objects are not known. They are at most the bytes of all Python objects now.
         """
         used_bytes = malloc_bytes_of_import()
         if used_bytes is None:
@@ -444,7 +444,7 @@ class _OwnProcess:
         return used_bytes - min(self.python.large_bytes or most_bytes, most_bytes)
 
     def _libraries(self, native_bytes: int) -> dict[str, int]:
-        """Return the bytes of the row "native" by library; if the estimates exceed the row, they shrink alike."""
+        """Return the bytes of the row "native" by library. Estimates that exceed the row shrink by one factor."""
         if not len(self._samples):
             return {}
         tensors = np.concatenate([self._tensors.ranges, self._tensors.pinned])
@@ -483,13 +483,13 @@ def _arrow_memory() -> tuple[int, bool]:
     try:
         pool = library["default_memory_pool"]()
         return int(pool.bytes_allocated()), pool.backend_name == "system"
-    except Exception as error:  # another version, or one whose import is not finished
+    except Exception as error:  # another version of pyarrow, or an import that is not finished
         pass_on(error)
         return 0, False
 
 
 def _common(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what two lists of ranges have in common."""
+    """Return the ranges that are in both lists."""
     if not len(first) or not len(second):
         return union_of(())
     bounds = np.unique(np.concatenate([first.ravel(), second.ravel()]))

@@ -1,4 +1,4 @@
-"""The monitor: a thread that samples the rows of its process, and examines the rows that grow."""
+"""Watch this process with a monitor: a thread that samples the memory by rows, and examines the rows that grow."""
 
 from __future__ import annotations
 
@@ -87,17 +87,17 @@ _EXAMINATION_RATIO: Final = 3.0
 """The cost of the search for the holder of Python objects that grew, compared with a search of all of them: 2.7 in a
 program that imports torch."""
 _LEAST_LOOK_S: Final = 1.0
-"""Between two samples, the thread reads RSS so often. It takes 0.02 ms."""
+"""While the thread waits for the next sample, it reads RSS at intervals of at least this. Reading takes 0.02 ms."""
 _FAST_RATIO: Final = 2.0
-"""If RSS grows by this factor, the budgets have their credit again: the program may fail soon. A guess."""
+"""If RSS grows by this factor, the budgets get their credit again, because the program may fail soon. A guess."""
 _NEAR_RATIO: Final = 0.8
-"""The same, once, if so much of a limit is in use. A guess."""
+"""They also get it again, once, if this share of a limit is in use. A guess."""
 _FRESH_S: Final = 1.0
 """`report` takes no new sample if the latest is younger. A guess."""
 _MOST_REPORT_S: Final = 5.0
 """`report` starts no search that takes longer. A guess."""
 _LEAST_STRETCH: Final = 1.5
-"""If the gap between samples is longer than the interval by this factor, the report says so. A guess."""
+"""If the gap between samples is at least so many times the interval, the report says so. A guess."""
 _MOST_NOTES: Final = 20  # notes that a report has; a guess
 _MOST_ROWS: Final = 3  # rows in the line about a history that is too short; a guess
 _FEWEST_FOR_ROWS: Final = 8
@@ -138,8 +138,8 @@ class Monitor:
         self._native_at_start: int | None = None
         self._native_left: int | None = None  # of `_native_at_start`, at the latest search
         self._unexplained_at_search = self._unsearched_bytes = 0
-        self._mixed_bytes_at_search = 0
-        self._grown_in: dict[str, int] = {}
+        self._mixed_bytes_at_search = 0  # growth of the rows of `_MIXED` together
+        self._grown_in: dict[str, int] = {}  # row -> its growth from the first sample to the latest search
         self._children_uss_at_first: dict[int, int] = {}
         self._children_uss_at_search = 0
         self._findings: list[str] = []
@@ -192,7 +192,7 @@ class Monitor:
         growing = [each for each in found if each is not None]
         mixed = self._mixed_growth(samples)
         row = max(self._grown_in, key=self._grown_in.__getitem__, default="")
-        # the row that grew, as of the latest search, and not the row where the memory is until the next one
+        # Name the row that grew until the latest search. Newer memory may be in another row until the next search.
         if mixed is not None and 2 * self._grown_in.get(row, 0) >= mixed.nbytes:
             listed = {each.row for each in growing}
             if row not in listed:
@@ -337,7 +337,7 @@ class Monitor:
             self._sample(allows=self._is_affordable)
 
     def _wait(self) -> bool:
-        """Wait until the next sample is due; return False if there shall be none."""
+        """Wait until the next sample is due; return False if the thread has to end."""
         begun_s = time.monotonic()
         cost_s = self._cost_of_sample_s
         gap_s = max(self._interval_s, cost_s / MOST_RATIO)
@@ -399,7 +399,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def _spending(self, budget: Budget) -> Iterator[None]:
-        """Measure the processor time of a block. What the program asked for is in no budget."""
+        """Measure the CPU time of a block. Only the monitor's own thread spends it from the budget."""
         before_s = time.thread_time() + self._main_thread.cpu_s
         try:
             yield
@@ -488,17 +488,18 @@ class Monitor:
         return rows_of(known=known)
 
     def _tensors(self) -> TensorMemory:
-        """Find the tensors, in the main thread: another one must not follow graphs that backward frees."""
+        """Find the tensors in the main thread, because another thread must not follow graphs that a backward frees."""
         found = self._main_thread.call(tensor_memory, _WAIT_TENSORS_S)
         return tensor_memory(with_graphs=False) if found is None else found
 
     def _has_to_search(self, rows: ProcessRows, allows: Callable[[float], bool]) -> bool:
-        """Return whether memory grew that may be Python objects: they were last searched before."""
+        """Return whether to search: memory that may be Python objects has changed since the latest search."""
         if abs(_may_be_python(rows) - self._unexplained_at_search) <= _SEARCH_AGAIN_BYTES:
             return False
         if allows(self._cost_of_search_s):
             return True
-        # A verdict is due, and it must have the right row. Later searches can wait for the budget.
+        # The rows grow together, and the verdict must name the right row. So search although the budget does not allow
+        # it. The next search of this kind waits until the growth has doubled.
         growth = self._mixed_growth([*self._history.samples, self._sample_of(rows)])
         return growth is not None and growth.nbytes >= 2 * self._mixed_bytes_at_search
 
@@ -544,8 +545,8 @@ class Monitor:
             if not is_due and not allows(cost_s):
                 continue
             if growth.row in (NATIVE, OTHER):
-                # Its blocks may belong to Python objects that are younger than the last search. If so, the next
-                # sample has them in their own row, and this one grows no more.
+                # The blocks may belong to Python objects that are younger than the last search. If so, the next sample
+                # counts them as Python objects, and this row does not grow any more.
                 self._search_python()
             self._examined[growth.row] = growth.nbytes, self._examine(growth)
 
@@ -601,7 +602,10 @@ class Monitor:
             self._notes.append(text)
 
     def _forked(self) -> None:
-        """Have locks that no thread of the parent holds. The thread itself is not in the child."""
+        """Make new locks in a forked child, because a thread of the parent may hold the old ones.
+
+        The monitor's thread does not exist in the child.
+        """
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._main_thread = MainThread(self._stopped)
@@ -695,7 +699,8 @@ def monitor(
             raise OptionError(
                 f"{os.fspath(path)!r} cannot be written: {error}; choose another file"
             ) from None
-    rows_of(children=False, known=Known(python=PythonMemory(), tensors=TensorMemory()))  # or its error
+    # raise a ProcessError here, before the thread starts
+    rows_of(children=False, known=Known(python=PythonMemory(), tensors=TensorMemory()))
     watch = Monitor(path, max(float(interval_s), _LEAST_INTERVAL_S))
     if oom and "torch" in sys.modules:  # the search for holders needs it, and the program may not want it
         from memwatch.monitor.guard import start_guard

@@ -73,6 +73,13 @@ class Csr:
         """Return the number of entries of every row."""
         return np.diff(self.indptr)
 
+    def entries(self, rows: IntArray) -> IntArray:
+        """Return the positions in `indices` of the entries of these rows, row after row. A row may appear twice."""
+        lengths = self.lengths()[rows]
+        before = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        shift = np.repeat(self.indptr[rows] - before, lengths)
+        return np.asarray(shift + np.arange(len(shift)), dtype=np.int64)
+
     def transpose(self, num_columns: int) -> Csr:
         """Return for every column the sorted rows that hold it."""
         return Csr.from_pairs(self.indices, self.row_ids(), num_columns)
@@ -131,8 +138,8 @@ class OpSpec:
         time_ns: recorded run time of the op, nanoseconds; 0 if not known.
         workspace_bytes: bytes the op allocates and frees while it runs.
         effect: its effect besides reading and writing its buffers.
-        recomputable: whether the op may run again. None: only an op without an effect may. True for an RNG op
-            promises that the executor restores the state of the generator first.
+        recomputable: whether the op may run again. If it is None, the op may run again only if it has no effect. If it
+            is True for an RNG op, the executor must restore the state of the generator before the op runs again.
     """
 
     name: Name
@@ -183,8 +190,8 @@ class Graph:
         buffer_pinned: whether each buffer must exist, in its last version, at the end.
         buffer_freeable: whether each buffer may be freed after its last use: it is not pinned, and it was made by an
             op or is one of `freeable_externals`.
-        buffer_death: op after which the recorded program freed each buffer, -1 if it was freed at its last use. Only
-            `program_peak` reads it: plans always free at the last use.
+        buffer_death: op after which the recorded program freed each buffer; -1 if it freed the buffer after its last
+            use. Only `program_peak` reads it, because a plan always frees a buffer after its last use.
         reads: op -> buffers it reads.
         read_version: version that is read, for each entry of `reads`.
         makes: op -> buffers it allocates (version 0).
@@ -331,15 +338,15 @@ class Graph:
         return f"<Graph: {self.num_ops} ops, {self.num_buffers} buffers>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # without the cached properties
+        # leave out the cached properties, which can be large
         return Graph, tuple(getattr(self, entry.name) for entry in dataclasses.fields(self))
 
 
 def fingerprint(graph: Graph) -> str:
     """Return a hash of the ops, the buffers, their sizes, and their uses. A plan fits only programs with the same hash.
 
-    Costs, run times and workspaces are left out. They are measured and differ between recordings, and an order of the
-    ops is valid with any of them. The versions follow from the order of the ops.
+    Costs, run times and workspaces are left out: they are measured, they differ between recordings, and they do not
+    decide whether an order is valid. Versions are left out because they follow from the order of the ops.
     """
     digest = hashlib.sha256()
     digest.update(repr(graph.op_names).encode())

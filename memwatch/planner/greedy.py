@@ -1,11 +1,12 @@
-"""The planner in Python, for machines on which the kernels cannot be loaded.
+"""Plan in Python, on machines on which the compiled kernels cannot be loaded.
 
-It promises a valid plan whose peak is never above that of program order, and no more. The searches in `order` and
-`recompute` find lower peaks and cheaper plans. `native.library.prepare` decides whether they or this module make the
-plan.
+This planner only promises a valid plan with a peak that is never above the peak of program order. The searches in
+`order` and `recompute` find lower peaks and cheaper plans. `native.library.prepare` decides whether they or this module
+make the plan.
 
-It tries a list order and checkpointed schedules. If none of them fits the budget, it cuts gaps. A gap is a
-buffer that lies idle at the peak. The cut computes the buffer again before its next use, or moves it out and back.
+The planner tries a list order and checkpointed schedules. If none of them fits the budget, it cuts gaps. A gap is the
+time between two uses of a buffer, in which the buffer is idle. The cut computes the buffer again before its next use,
+or moves it out and back.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ NOTE: Final = (
     "memwatch's compiled planner could not be used, so the simple planner in Python made this plan: "
     "run `memwatch build` and plan again for a lower peak or a lower cost"
 )
-_TINY: Final = 1e-9  # of a cost; a share of the cost of one op. It keeps a free cut from dividing by zero
+_TINY: Final = 1e-9  # in the unit of the costs; added to a price, so that a free cut does not divide by zero
 # The constants below are guesses.
 _MOST_READY = 32  # ready ops that the list order examines per step, the latest ones
-_MOST_OPS_PER_CUT = 12  # ops that one cut computes again, at most; a guess, as the next two
-_CUTS_TRIED = 12  # per step of the schedule: those with the best estimates
-_MOST_MISSES = 6  # steps at which no cut helps, before the planner gives up
+_MOST_OPS_PER_CUT = 12  # ops that one cut computes again, at most
+_CUTS_TRIED = 12  # cuts tried at one step of the schedule: the ones with the best estimates
+_MOST_MISSES = 6  # highest steps that are tried; if no cut helps at any of them, the planner gives up
 
 
 def greedy_order(graph: Graph, clock: Clock) -> OrderResult:
@@ -59,9 +60,10 @@ def greedy_order(graph: Graph, clock: Clock) -> OrderResult:
 
 
 def _least_growth(problem: Problem, clock: Clock) -> Iterator[int]:
-    """Yield the ready op that fits under the present peak and adds the fewest live bytes.
+    """Yield the ops in an order with a low peak; stop early if the time is up.
 
-    If no op fits, the op that needs the fewest bytes runs. It stops early if the time is up.
+    The next op is the ready op that fits under the peak so far and adds the fewest live bytes. If no op fits, it is the
+    op that needs the fewest bytes.
     """
     touch, touch_ptr = problem.touch.tolist(), problem.touch_ptr.tolist()
     succ, succ_ptr = problem.succ.tolist(), problem.succ_ptr.tolist()
@@ -153,7 +155,7 @@ class GreedySearch:
         return min(known, key=lambda one: one.key(self._budget_bytes))
 
     def _priced(self, tokens: IntArray) -> PricedSchedule:
-        """Return a schedule with its price. Copies never overlap with computing here, so a move costs its whole time.
+        """Return a schedule with its price. Here a copy never overlaps with computing, so a move costs its whole time.
 
         Raises:
             OrderError: the schedule does not compute what the program computes.
@@ -181,7 +183,7 @@ class GreedySearch:
     ) -> IntArray | None:
         """Return the tokens with the cut at a step that removes the most bytes above the budget for its price.
 
-        The result is None if no cut lowers the sum of bytes above the budget.
+        Return None if every cut leaves at least as many bytes above the budget.
         """
         graph = self._graph
         above = np.cumsum(np.concatenate(([0], np.maximum(live - self._budget_bytes, 0))))
@@ -211,9 +213,9 @@ class GreedySearch:
     def _overflow(self, tokens: IntArray, live: IntArray) -> int:
         """Return the bytes above the budget, summed over the steps.
 
-        A repeated op or a move counts only the bytes by which its step exceeds the budget more than the next first run
-        of an op does. All steps near it may be far above the budget. If it counted in full, every cut there would look
-        bad.
+        A cut inserts steps: repeated ops and moves. All steps nearby may be far above the budget. If the inserted steps
+        counted in full, every cut there would look bad. So only a part of an inserted step counts: its bytes above the
+        next step that runs an op for the first time.
         """
         graph = self._graph
         above = np.maximum(live - self._budget_bytes, 0)
@@ -221,8 +223,8 @@ class GreedySearch:
         is_first[np.unique(tokens, return_index=True)[1]] = True
         is_first &= tokens < graph.num_ops
         following = np.minimum.accumulate(np.where(is_first, np.arange(len(tokens)), len(tokens))[::-1])[::-1]
-        served = np.append(above, 0)[following]
-        return int(above[is_first].sum() + np.maximum(above - served, 0)[~is_first].sum())
+        above_at_next = np.append(above, 0)[following]
+        return int(above[is_first].sum() + np.maximum(above - above_at_next, 0)[~is_first].sum())
 
     def _gaps_at(self, tokens: IntArray, allocated: Allocations, step: int) -> Iterator[_Gap]:
         """Yield the buffers that are idle at a step and used later, or kept to the end."""
@@ -249,8 +251,10 @@ class GreedySearch:
     def _cuts_of(self, allocated: Allocations, gap: _Gap) -> Iterator[tuple[float, list[tuple[int, int]]]]:
         """Yield the ways to cut a gap: the price, and the tokens to insert with their places.
 
-        There are three ways: move the buffer out and back; run its op again, and keep the inputs alive until then; or
-        run its op again together with the ops of those inputs that were freed.
+        There are three ways:
+        - move the buffer out and back;
+        - run its op again, and keep the inputs of the op alive until then;
+        - run its op again, together with the ops that make the inputs that were freed.
         """
         graph, model = self._graph, self._model
         if model.movable[gap.buffer]:
@@ -272,11 +276,11 @@ class GreedySearch:
         while wanted:
             buffer = wanted.pop()
             op = int(graph.buffer_producer[buffer])
-            # the versions of a buffer that is written in place would need all its writers again
+            # to make a buffer again that is written in place, all its writers would have to run again
             if op < 0 or not model.again[op] or graph.final_version[buffer] or len(graph.writes.row(op)):
                 if buffer == gap.buffer:
                     return
-                continue  # this input stays alive instead
+                continue  # this input has to stay alive until then
             if op in again:
                 continue
             if len(again) == _MOST_OPS_PER_CUT:

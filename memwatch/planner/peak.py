@@ -1,6 +1,6 @@
-"""Schedules, and the exact simulator: which bytes a schedule keeps alive at every step, and whether it is valid.
+"""Define schedules, and simulate them: compute the live bytes at every step, and check that the schedule is valid.
 
-A schedule has the steps of a plan, in order. A step computes an op, moves a buffer out, or moves it back.
+A schedule is the list of the steps of a plan, in order. A step computes an op, moves a buffer out, or moves it back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Schedule:
-    """A sequence of steps. When each buffer is freed follows from it (see `allocations`).
+    """A sequence of steps. The steps also determine when each buffer is freed (see `allocations`).
 
     Attributes:
         kind: `StepKind` of every step.
@@ -160,7 +160,7 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
 
 
 def live_curve(graph: Graph, schedule: Schedule, allocated: Allocations) -> PeakResult:
-    """Return the sums of allocations and workspaces, step by step."""
+    """Return the sum of the live allocations and the workspace at each step."""
     num_steps = len(schedule)
     nbytes = graph.buffer_nbytes[allocated.buffer]
     change = np.zeros(num_steps + 2, dtype=np.int64)
@@ -190,12 +190,12 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
     has_moves = np.zeros(graph.num_buffers, dtype=bool)
     has_moves[schedule.index[schedule.kind != StepKind.COMPUTE]] = True
     found, is_wrong = _allocations_without_moves(events, final, has_moves, len(schedule))
-    walked = np.flatnonzero(has_moves | is_wrong)
     columns = [(found.buffer, found.first_step, found.last_step)]
-    for buffer in walked.tolist():
+    # the slow walk handles moves, and finds the step of a fault for the message
+    for buffer in np.flatnonzero(has_moves | is_wrong).tolist():
         intervals, fault, step = _walk(events.of(buffer), int(final[buffer]), len(schedule))
         if fault != OK:
-            raise OrderError(_fault(graph, schedule, fault, step, buffer))
+            raise OrderError(_fault_message(graph, schedule, fault, step, buffer))
         assert not is_wrong[buffer], "the two ways to count disagree"
         steps = np.array(intervals, dtype=np.int64).reshape(-1, 2)
         columns.append((np.full(len(steps), buffer), steps[:, 0], steps[:, 1]))
@@ -204,15 +204,16 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
 
 # kinds of event
 MAKE, RELOAD, READ, WRITE, OFFLOAD = 0, 1, 2, 3, 4
-# faults: the buffer is not there, holds another version than wanted, or lacks its last version at the end
+# faults: the buffer is not there, it has another version than the step needs, or it lacks its last version at the end
 OK, ABSENT, STALE, LOST = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Events:
-    """The uses of all buffers, sorted by buffer, then by step. Within a step, reads come before writes.
+    """The events of all buffers, sorted by buffer, then by step. Within a step, reads come before writes.
 
-    An external buffer is made at step -1. A read has the version that it reads, a write the version after it.
+    An external buffer is made at step -1. The version of a read is the version that it reads. The version of a write is
+    the version that it makes.
     """
 
     buffer: IntArray
@@ -234,7 +235,7 @@ def _allocations_without_moves(
 
     Args:
         events: the events of all buffers.
-        final: buffer -> version that must be there at the end, -1: none.
+        final: buffer -> version that must be there at the end; -1 if the buffer may be freed.
         has_moves: the buffers that are left out.
         num_steps: steps of the schedule.
     """
@@ -259,7 +260,7 @@ def _allocations_without_moves(
     buffer, step, version, needs, is_use, opens = (
         part[~dropped] for part in (buffer, step, version, needs, is_use, opens)
     )
-    # the version that the event before left; a buffer that begins with a use is not there
+    # the version of the buffer before each event; -1 if it was not made yet
     before = np.concatenate(([-1], version[:-1]))
     before[np.diff(buffer, prepend=-1) != 0] = -1
     is_last = np.diff(buffer, append=-1) != 0
@@ -284,7 +285,7 @@ def _walk(
 ) -> tuple[list[tuple[int, int]], int, int]:
     """Return the allocations of one buffer, and (fault, step) of its first fault.
 
-    A make or a reload brings a version. If the next use expects this version, a new allocation begins. Otherwise the
+    A make or a reload produces a version. If the next use expects this version, a new allocation begins. Otherwise the
     result is dropped at once, and the old allocation lives on.
     """
     # the version that each event expects, or the first use after it; `final` if no use follows
@@ -323,7 +324,7 @@ def _walk(
 
 
 def _events(graph: Graph, schedule: Schedule) -> _Events:
-    """Return what every step does to every buffer."""
+    """Return the events of a schedule."""
     compute_steps = np.flatnonzero(schedule.kind == StepKind.COMPUTE)
     ops = schedule.index[compute_steps]
     external = np.flatnonzero(graph.buffer_producer < 0)
@@ -337,10 +338,9 @@ def _events(graph: Graph, schedule: Schedule) -> _Events:
     repeats = schedule.copies()[compute_steps] > 0
     for part, kind, version in parts:
         lengths = part.lengths()[ops]
-        entry = np.repeat(part.indptr[ops] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-        entry = entry + np.arange(len(entry))
+        entry = part.entries(ops)
         step = np.repeat(compute_steps, lengths)
-        if kind == WRITE:  # leave out, in repeats, the writes that only the first computation makes
+        if kind == WRITE:  # a recompute leaves out the writes that only the first computation makes
             real = ~(graph.writes_once[entry] & np.repeat(repeats, lengths))
             entry, step = entry[real], step[real]
         buffers.append(part.indices[entry])
@@ -354,7 +354,7 @@ def _events(graph: Graph, schedule: Schedule) -> _Events:
         steps.append(moves)
         kinds.append(np.full(len(moves), kind, dtype=np.int64))
     columns = [np.concatenate(parts) for parts in (buffers, steps, kinds, versions)]
-    # within a step, kinds sort so that reads come before writes, as an op reads what it mutates
+    # the numbers of the kinds put the reads of a step before its writes, because an op reads what it mutates
     order = np.lexsort((columns[2], columns[1], columns[0]))
     return _Events(*(column[order] for column in columns))
 
@@ -393,10 +393,9 @@ def _check_chain(graph: Graph, chain: NDArray[np.int64], first: IntArray) -> Non
         raise OrderError(f"{late!r} runs before {early!r}, but both have effects and must keep program order")
 
 
-def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int) -> str:
-    """Return the message for a fault."""
+def _fault_message(graph: Graph, schedule: Schedule, fault: int, step: int, buffer: int) -> str:
     name = graph.buffer_names[buffer]
-    if status == LOST:
+    if fault == LOST:
         return f"buffer {name!r} is kept, but its last version is not there at the end"
     kind = StepKind(int(schedule.kind[step]))
     index = int(schedule.index[step])
@@ -405,7 +404,7 @@ def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int
         if kind == StepKind.COMPUTE
         else f"step {step} ({kind.name})"
     )
-    if status == STALE:
+    if fault == STALE:
         return f"{who} needs another version of buffer {name!r}: an op that mutates it runs out of turn"
     return f"{who} needs buffer {name!r}, which is not there yet"
 

@@ -1,4 +1,4 @@
-"""A plan: a schedule of a program, with its peak and its cost. Its text, its file, and the error if none was found."""
+"""Define the plan: a schedule of a program with its peak and its cost, its text, its file, and `BudgetError`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BudgetError(MemwatchError):
         best: the plan with the lowest peak that was found. From `fit`, the measurement of the way with the lowest
             peak; None if no way could run.
         bound_bytes: peak increase that no plan can go below (bytes). From `fit`, the live bytes before the step.
-        reasons: why no plan fits. From `fit`, the limit and the lowest peak, and then what stands in the way.
+        reasons: why no plan fits. From `fit`, the limit and the lowest peak, and then what takes the memory.
         reason: all reasons in one text.
         options: the options that would allow a lower peak. The message advises to use them.
     """
@@ -95,7 +95,7 @@ class Plan(ShownAsText):
         moves: sentences about the differences between the plan and the program.
         peak_increase_bytes: peak of the plan above the bytes that are live before the first op.
         program_peak_increase_bytes: the same figure of the program as it was recorded.
-        lower_bound_bytes: peak increase that no plan of this kind can go below.
+        lower_bound_bytes: peak increase that no plan with the same options can go below.
         extra_cost_ratio: cost of recomputes and moves, as a share of the program's cost.
         moved_bytes: bytes that are moved out and back.
         budget_bytes: peak increase that was allowed; None for the lowest peak.
@@ -300,7 +300,7 @@ def describe_moves(graph: Graph, schedule: Schedule) -> list[str]:
             verb = "offload" if kind == StepKind.OFFLOAD else "reload"
             lines.append(f"{verb} {graph.buffer_names[target]} ({size}) {where}")
     first_runs = schedule.ops[schedule.copies()[schedule.kind == StepKind.COMPUTE] == 0]
-    # the fewest ops that have to change place are those outside the longest run that kept its order
+    # The most ops that can keep their order form the longest increasing subsequence. Only the others change place.
     displaced = len(first_runs) - _longest_increasing(first_runs.tolist())
     if displaced:
         lines.insert(0, f"run {displaced} of {graph.num_ops} ops at another place")

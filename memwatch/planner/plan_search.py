@@ -1,7 +1,7 @@
-"""plan_graph(): find the cheapest schedule of a program that fits a budget.
+"""Find the cheapest schedule of a program that fits a budget, with `plan_graph`.
 
-The searches are in `order` and `recompute`. This module chooses their starts, remembers the schedules that were found
-for earlier budgets of the same program, and explains why no schedule fits a budget.
+The searches are in `order` and `recompute`. This module chooses the schedules that they start from, remembers the
+schedules that they found for earlier budgets of the same program, and explains why no schedule fits a budget.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from memwatch.planner.graph import fingerprint
 from memwatch.planner.greedy import NOTE, GreedySearch, greedy_order, priced_order
-from memwatch.planner.native.library import is_there, prepare
+from memwatch.planner.native.library import is_available, prepare
 from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.order.portfolio import OrderResult, custom_order, find_order
 from memwatch.planner.peak import at_peak, program_peak, simulate
@@ -38,32 +38,41 @@ if TYPE_CHECKING:
 
     from memwatch.planner.graph import Graph, IntArray, Name
 
-_LARGEST_QUICK = (
-    5_000  # ops; the bounds and checks of larger programs get 20 % of the time instead of 10 %; a guess
-)
+# ops; the bounds and checks of larger programs get 20 % of the time instead of 10 %; a guess
+_LARGEST_QUICK = 5_000
 _ROUNDING = 1e-12  # a smaller extra cost, as a share of the program's, is an error of floating point; a guess
 
 
 @dataclass(slots=True)
 class _History:
-    """The schedules that earlier calls with the same request found. They make the peak monotone in the budget.
+    """The schedules that earlier calls with the same request found.
 
-    Requests that differ only in the time limit share one history, so that a later request never gets a worse plan.
+    With them, a smaller budget never gets a higher peak than a larger one. Requests that differ only in the time limit
+    share one history, so that a later request never gets a worse plan.
+
+    Attributes:
+        order: the best order without recomputes; None before the first search.
+        answers: budget (bytes) -> the schedule that was returned.
+        others: the schedules that the searches found.
+        bound_bytes: the lower bound of all plans, external buffers included; None before it was computed.
+        searched_s: budget -> the longest time limit of a search for it.
+        in_python: the budgets for which the Python planner ran, because the compiled kernels were not available.
     """
 
     order: OrderResult | None = None
-    answers: dict[int, PricedSchedule] = field(default_factory=dict)  # budget (bytes) -> schedule returned
-    others: list[PricedSchedule] = field(default_factory=list)  # what the searches found
+    answers: dict[int, PricedSchedule] = field(default_factory=dict)
+    others: list[PricedSchedule] = field(default_factory=list)
     bound_bytes: int | None = None
-    searched_s: dict[int | None, float] = field(default_factory=dict)  # budget -> longest time limit so far
-    in_python: set[int | None] = field(
-        default_factory=set
-    )  # budgets for which no search ran, for lack of kernels
+    searched_s: dict[int | None, float] = field(default_factory=dict)
+    in_python: set[int | None] = field(default_factory=set)
 
     def wants_search(self, budget_bytes: int | None, time_limit_s: float) -> bool:
-        """Return True if no earlier search for this budget had so much time. Record that a search has it now."""
+        """Return True if no earlier search for this budget had as much time, or all ran without the kernels.
+
+        Record that a search with this time limit runs now.
+        """
         is_new = self.searched_s.get(budget_bytes, 0.0) < time_limit_s or (
-            budget_bytes in self.in_python and is_there()
+            budget_bytes in self.in_python and is_available()
         )
         self.searched_s[budget_bytes] = max(self.searched_s.get(budget_bytes, 0.0), time_limit_s)
         return is_new
@@ -81,13 +90,13 @@ class _History:
         return [NOTE] if budget_bytes in self.in_python else []
 
     def bound(self, graph: Graph, request: PlanRequest) -> int:
-        """Return the bound on all plans of this request (bytes). It is computed once."""
+        """Return the lower bound of the peak of all plans of this request (bytes). It is computed once."""
         if self.bound_bytes is None:
             self.bound_bytes = lower_bound(graph, request.recompute, request.offload)
         return self.bound_bytes
 
     def lowest_above(self, budget_bytes: int) -> list[IntArray]:
-        """Return the lowest result of a search above a budget, if any. The next search starts from it."""
+        """Return the lowest result of a search above a budget, in a list, or an empty list. The next search uses it."""
         above = [one for one in self.others if one.peak_bytes > budget_bytes]
         return [min(above, key=lambda one: one.peak_bytes).tokens] if above else []
 
@@ -109,7 +118,7 @@ class _History:
         return min(fitting or known, key=lambda one: one.key(budget_bytes))
 
 
-# the histories of a program go with it: the keys are weak references
+# the keys are weak references, so the histories of a program are dropped together with it
 _HISTORY: WeakKeyDictionary[Graph, dict[PlanRequest, _History]] = WeakKeyDictionary()
 
 

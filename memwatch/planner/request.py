@@ -1,8 +1,8 @@
-"""The arguments of `plan_graph`: the options, the budget, and the time limit of the search.
+"""Check the arguments of `plan_graph`: the options, the budget, and the time limit of the search.
 
-The search of a small program ends long before the limit, so the seed alone decides its plan. The limit counts the CPU
-time of this process. On a shared machine, the process often waits for the CPU. If the limit counted the time on the
-wall, a search would find a worse plan there than on an idle machine.
+The search of a small program ends long before the limit, so its plan depends on the seed only. The limit counts the CPU
+time of this process. On a shared machine, the process often waits for the CPU. If the limit counted wall-clock time, a
+search would find a worse plan there than on an idle machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PlanRequest:
     name_of: Callable[[Name], str] = field(default=op_text, compare=False)
 
     def check(self) -> None:
-        """Refuse values without meaning now. `"no"` is true in Python, and other values fail in the middle of a search.
+        """Raise an error for an invalid value. Without this check, `recompute="no"` would be true in Python.
 
         Raises:
             OrderError: the order is unknown and not a function.
@@ -94,7 +94,9 @@ def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
     """
     if isinstance(budget, float) and 0 <= budget < 1:
         raise _less_than_a_byte(budget, budget)
-    if isinstance(budget, str) and _DECIMAL.fullmatch(budget.strip()):  # as the command line gives it
+    if isinstance(budget, str) and _DECIMAL.fullmatch(
+        budget.strip()
+    ):  # the command line passes numbers as text
         raise _less_than_a_byte(budget, float(budget))
     if not (isinstance(budget, str) and budget.strip().endswith("%")):
         return parse_bytes(budget)
@@ -121,7 +123,7 @@ def _less_than_a_byte(budget: float | str, share_ratio: float) -> SizeError:
 
 
 _PATIENCE: Final = 3.0
-"""Time on the wall after which a search ends in any case, as a multiple of its limit. A guess."""
+"""Wall-clock time after which a search ends in any case, as a multiple of its limit. A guess."""
 
 
 def working_time(
@@ -129,11 +131,12 @@ def working_time(
 ) -> Callable[[], float]:
     """Return a function that returns the working time of the process since now (seconds).
 
-    Working time is CPU time, but never more than the time on the wall. With many threads CPU time runs faster.
+    Working time is CPU time within two limits. It is at most the wall-clock time, because with many threads CPU time
+    runs faster. It is at least the wall-clock time divided by `_PATIENCE`.
 
     Args:
-        wall_s: the time on the wall (seconds).
-        cpu_s: CPU time of the process (seconds).
+        wall_s: returns the wall-clock time (seconds).
+        cpu_s: returns the CPU time of the process (seconds).
     """
     start_wall_s, start_cpu_s = wall_s(), cpu_s()
 
@@ -150,7 +153,7 @@ class Clock:
 
     Attributes:
         deadline_s: time at which the search has to end (seconds, on the scale of `now_s`).
-        now_s: returns the present time (seconds).
+        now_s: returns the current time (seconds).
     """
 
     deadline_s: float

@@ -1,4 +1,4 @@
-"""The tables and figures of a job: the peaks of its processes side by side, and notes on missing captures."""
+"""Compute the tables and figures of a job: the peaks of its processes side by side, and notes on missing captures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _row(member: Member) -> dict[str, Any]:
 
 
 def steps_table(members: Mapping[str, Member]) -> pd.DataFrame:
-    """Return the peak of each step in each process. In a long run, a row is the highest of `steps` steps."""
+    """Return the peak of each step in each process. In a long run, a row has the highest peak of `steps` steps."""
     frames = []
     for name, member in members.items():
         points = (member.summary or {}).get("steps")
@@ -112,18 +112,18 @@ def sites_table(members: Mapping[str, Member]) -> pd.DataFrame:
 
 
 def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.DataFrame:
-    """Return the sites of which some ranks have more than others, largest difference first.
+    """Return the sites with different bytes in different ranks, the largest difference first.
 
-    A summary lists only the largest sites. A rank may have as much of an unlisted site as of its smallest listed one.
-    Differences that may not exist for this reason are left out.
+    A summary lists only the largest sites. If a rank does not list a site, it may have as many bytes of it as of its
+    smallest listed site. A difference is left out if it may not exist for this reason.
 
     Args:
         members: the processes by name.
         compared: the compared processes.
 
     Returns:
-        Columns `lowest_bytes`, `highest_bytes`, `spread_bytes`, and `where`: the ranks that have the site, or have most
-        of it.
+        Columns `lowest_bytes`, `highest_bytes`, `spread_bytes`, and `where`: the ranks that have the site or, if all
+        have it, the ranks with the most bytes.
     """
     sites = sites_table({name: members[name] for name in compared})
     names = ["lowest_bytes", "highest_bytes", "spread_bytes", "where"]
@@ -154,8 +154,8 @@ def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.Da
 def _of_one_module(sites: pd.DataFrame) -> pd.DataFrame:
     """Return the sites. A site without a module gets the module that it has in another process.
 
-    That is known where no process has two such sites: a gradient bucket of DDP may have been seen amid its module's
-    backward in one rank, and in the other after it.
+    For example, one rank may have seen a gradient bucket of DDP during the backward of a module, and another rank after
+    it. The module is only filled in if no process has two sites that differ in nothing but the module.
     """
     others = [name for name in SITE if name != "module"]
     group = sites.groupby(others, sort=False)
@@ -191,12 +191,12 @@ def _phrase(names: Sequence[str], members: Mapping[str, Member]) -> str:
 
 _VERSIONS: Final = ("memwatch", "torch", "python")
 _LEAST_SHIFT_NS: Final = 10**9
-"""Nanoseconds by which the clocks of two hosts differ at least, if a note says so. A guess."""
+"""Nanoseconds. A note says that the clocks of two hosts differ only if they differ by more than this. A guess."""
 _FAKE: Final = "fake"
 
 
 def notes(members: Mapping[str, Member], compared: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what a reader of the figures must know: (kind, sentence)."""
+    """Return notes that a reader of the figures needs: (kind, sentence)."""
     found = [("missing", text) for text in _missing(members)]
     found += [("unreadable", text) for text in _unreadable(members)]
     found += [("unfinished", text) for text in _unfinished(members)]
@@ -260,7 +260,7 @@ def _twice(members: Mapping[str, Member]) -> Iterator[str]:
 
 
 def _restarted(members: Mapping[str, Member]) -> Iterator[str]:
-    """Yield that captures are of ranks that torchrun started again later, because one of them failed."""
+    """Yield a note if torchrun started ranks again later, so that their captures are of an earlier attempt."""
     restarts = {name: member.restart for name, member in members.items() if member.rank is not None}
     earlier = [name for name, restart in restarts.items() if restart < max(restarts.values())]
     if earlier:
@@ -288,12 +288,12 @@ def _devices(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator
         if member.rank is not None and member.summary and name not in compared:
             others[kind_of(member.summary["device"])].append(name)
     for device, names in others.items():
-        if device != main:  # else it is of a run before the last one
+        if device != main:  # a rank with the same device is not compared because it is of an earlier attempt
             yield words.OTHER_DEVICE.format(names=listed(names), device=device, main=main)
 
 
 def _clocks(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator[str]:
-    """Yield which hosts' clocks differ: the same steps end at the same time, for ranks wait for each other."""
+    """Yield a note for each host with another clock. Ranks wait for each other, so their steps end at the same time."""
     first: dict[str, Any] = {}
     for name in compared:
         first.setdefault(str(members[name].meta.get("host", "")), _summary(members[name])["steps"])
@@ -324,7 +324,7 @@ def _summary(member: Member) -> dict[str, Any]:
 class Job:
     """The tables of many processes of one job. Sizes are in bytes. The figures of a process are those at its own peak.
 
-    Comparisons are of the ranks, or of all processes where none is a rank, that mainly used the same kind of device.
+    Only ranks are compared, or all processes if there are no ranks. They must mainly use the same kind of device.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -345,7 +345,7 @@ class Job:
 
     @property
     def are_ranks(self) -> bool:
-        """Whether the processes that are compared are ranks of a job: then they do the same work."""
+        """Whether the compared processes are ranks of a job, which do the same work."""
         return bool(self.compared) and all(self._members[name].rank is not None for name in self.compared)
 
     @cached_property
@@ -409,7 +409,7 @@ class Job:
 
     @property
     def imbalance_ratio(self) -> float:
-        """How far the highest peak is above the mean: 0 where all are alike, 0.5 where it is half as much again."""
+        """The highest peak divided by the mean, minus 1: 0 if all peaks are equal, 0.5 if it is 1.5 times the mean."""
         peaks = list(self._peak_bytes.values())
         mean = float(np.mean(peaks)) if peaks else 0.0
         return max(peaks) / mean - 1 if mean else 0.0

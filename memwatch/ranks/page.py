@@ -1,4 +1,4 @@
-"""The page of a job: peaks over steps, ranks and categories side by side, what differs, and the worst rank."""
+"""Write the page of a job: peaks over steps, ranks and categories side by side, differences, and the worst rank."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_page(ranks: Job, path: str | os.PathLike[str], *, source: bool, force:
 
 
 def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
-    """Return what the page shows, as plain JSON values.
+    """Return the content of the page as plain JSON values.
 
     Args:
         ranks: the job.
@@ -96,11 +96,11 @@ def _peak_at(ranks: Job, hide: Callable[[str], str], *, source: bool) -> str:
     if not ranks.worst:
         return ""
     row = ranks.ranks.loc[ranks.worst]
-    return hide(_told(row, "peak_module", short=source))
+    return hide(_peak_text(row, "peak_module", short=source))
 
 
-def _told(row: pd.Series, *modules: str, short: bool) -> str:
-    """Return the op of a peak, its module and its line; what hides a path knows whole paths alone."""
+def _peak_text(row: pd.Series, *modules: str, short: bool) -> str:
+    """Return the op of a peak, its module and its line. To hide paths, the line must have its whole path."""
     module = "".join(f" in `{row[name]}`" for name in modules if row[name])
     line = short_place(row["peak_line"]) if short and row["peak_line"] else row["peak_line"]
     op_name = short_op(row["peak_op"]) if row["peak_op"] else "before the first op"
@@ -121,8 +121,8 @@ def _processes(ranks: Job, hide: Callable[[str], str], *, source: bool) -> list[
             "increase_bytes": _whole(row["peak_increase_bytes"]),
             "communication_bytes": _whole(row["communication_bytes"]),
             "steps": _whole(row["steps"]),
-            "at": hide(_told(row, short=source)),
-            "whole": hide(_told(row, short=False)),
+            "at": hide(_peak_text(row, short=source)),
+            "whole": hide(_peak_text(row, short=False)),
             "bar": _bar(ranks, str(name), highest),
         }
         for name, row in ranks.ranks.iterrows()
@@ -158,11 +158,11 @@ def _differences(ranks: Job, hide: Callable[[str], str], *, source: bool) -> lis
 
 
 def _chart(ranks: Job) -> dict[str, Any] | None:
-    """Return the peaks over steps: `step`, and lines with their names; None where no process had two steps."""
+    """Return the peaks over steps: `step`, and lines with their names; None if no process had two steps."""
     steps = ranks.steps[ranks.steps["process"].isin(ranks.compared)]
     if steps.empty or steps["step"].nunique() < 2:
         return None
-    width = int(steps["steps"].max())  # the points of all processes stand for the same number of steps
+    width = int(steps["steps"].max())  # steps per point, the same for all processes
     points = steps.assign(step=steps["step"] // width * width)
     table = points.pivot_table(index="step", columns="process", values="peak_bytes", aggfunc="max")
     worst = table[ranks.worst]

@@ -1,4 +1,4 @@
-"""The reading of a job. `merge()` makes it of files. `gather()` sends summaries to rank 0 with torch.distributed."""
+"""Make the reading of a job: from files with `merge()`, or from summaries that `gather()` sends to rank 0."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class MergeError(MemwatchError):
 def merge(paths: Iterable[str | os.PathLike[str]]) -> Ranks:
     """Return many captures of one job as one reading: ranks, and the processes that they started.
 
-    The capture of a killed rank counts up to its last flush. `notes` says which ranks are missing, cut, unreadable or
-    of another version. A file that has its summary is read in a moment, and one capture at a time is in memory.
+    The capture of a killed rank counts up to its last flush. `notes` lists ranks that are missing, cut, unreadable or
+    of another version. A file with a summary is read fast. Other captures are read one at a time.
 
     Args:
         paths: the captures.
@@ -37,7 +37,7 @@ def merge(paths: Iterable[str | os.PathLike[str]]) -> Ranks:
     Raises:
         MergeError: no file is given, or none can be read.
     """
-    # one file named twice, as by two patterns of a shell, is one process
+    # a file that is named twice, for example by two shell patterns, is one process
     files = list(dict.fromkeys(os.path.realpath(path) for path in _listed(paths)))
     if not files:
         raise MergeError("name the captures to merge, as `memwatch merge run.*.memwatch`")
@@ -62,9 +62,10 @@ class GatherError(MemwatchError):
 
 
 def gather(capture: Capture) -> Ranks | None:
-    """Return the readings of all ranks on rank 0, None on the others; summaries travel, not whole captures.
+    """Return the readings of all ranks on rank 0, and None on the others.
 
-    Every rank must call it. Without a process group it returns this process alone.
+    Every rank must call it. The ranks send their summaries, not whole captures. Without a process group, the result has
+    only this process.
 
     Raises:
         GatherError: a rank died or did not answer in the time of the process group.
@@ -97,7 +98,7 @@ def _own(capture: Capture) -> Member:
 class Ranks(Job):
     """Many processes of one job. Sizes are in bytes, and each process's figures are those at its own peak.
 
-    Comparisons are of the ranks, or of all processes where none is a rank, that mainly used the same kind of device.
+    Only ranks are compared, or all processes if there are no ranks. They must mainly use the same kind of device.
     """
 
     def summary(self, **options: Any) -> str:
@@ -107,7 +108,7 @@ class Ranks(Job):
         return summary(self, **options)
 
     def report(self, path: str | os.PathLike[str], *, source: bool = True, force: bool = False) -> Path:
-        """Write the HTML page of the job, and beside it the whole page of the worst process if its capture is there.
+        """Write the HTML page of the job and, if its capture exists, the page of the worst process beside it.
 
         Args:
             path: the file to write.

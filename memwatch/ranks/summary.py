@@ -1,4 +1,4 @@
-"""The summary of one process: a few kilobytes of JSON. A job is read from these summaries alone."""
+"""Summarise one process in a few kilobytes of JSON. These summaries are all that memwatch reads of a job."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1  # of the format of a summary
 MOST_POINTS: Final = 1000
-"""Points of the curve of a process. Of a longer run, a point is the highest of several steps. A guess."""
+"""Points of the curve of a process. In a longer run, a point is the highest peak of several steps. A guess."""
 MOST_SITES: Final = 100
 """Groups of storages at the peak in a summary, the largest ones. A guess."""
 NAMED: Final = (*OF_TRAINING, *COMMUNICATION)
-"""Categories whose names mean the same in all ranks; of the others, the op and the line tell what it is."""
+"""Categories with names that mean the same in all ranks. Storages of other categories are identified by op and line."""
 _SITE: Final = ("category", "module", "what", "line")
 _WHOLE: Final = (
     "peak_bytes", "baseline_bytes", "peak_increase_bytes", "ops", "last_ns", "communication_bytes", "other_sites_bytes",
 )  # fmt: skip
 _MOST: Final = 1 << 61
-"""No size and no time is larger, and the sum of two still fits 64 bits."""
+"""The limit for sizes and times. The sum of two of them still fits 64 bits."""
 _COLUMNS: Final = ("nbytes", "category", "module", "name", "op_name", "line", "own_line")
 
 
 def told_what(category: str, what: str) -> str:
-    """Return what a site is as a person says it: names stay as they are, ops are short."""
+    """Return the object of a site for people: its name as it is, or the short name of its op."""
     return what if category in NAMED else short_op(what)
 
 
@@ -152,7 +152,7 @@ def _at_peak(tables: DerivedTables) -> dict[str, Any]:
 
 
 def _most_for_collectives(facts: Facts) -> int:
-    """Return the most bytes that were there for collectives at one instant."""
+    """Return the most bytes that were alive for collectives at one instant."""
     allocations = facts.allocations
     is_for_them = for_collectives(facts.capture, allocations, facts.categories.category)
     rows = np.flatnonzero(is_for_them & allocations.counted)
@@ -165,7 +165,7 @@ def _most_for_collectives(facts: Facts) -> int:
 
 
 def _steps(tables: DerivedTables) -> dict[str, Any]:
-    """Return the peaks of the steps: `count`, `per_point`, and for each point its peak and when it ended."""
+    """Return the peaks of the steps: `count`, `per_point`, and for each point its peak and its end."""
     facts = tables.facts
     ends_ns = _ends_ns(tables)
     curve = facts.curve
@@ -194,7 +194,7 @@ def _ends_ns(tables: DerivedTables) -> IntArray:
     ends_ns = np.unique(boundaries(capture, facts.places).ends_ns)
     ops = capture.tables["ops"]["start_ns"]
     if len(ends_ns) and (not len(ops) or ops[-1] < ends_ns[-1]):
-        return ends_ns  # nothing was done after the last one
+        return ends_ns  # no op ran after the last iteration
     return np.append(ends_ns, last_ns)
 
 
@@ -247,9 +247,9 @@ class Member:
 
 
 def read_member(path: str | os.PathLike[str]) -> Member:
-    """Return the process of a capture file. Does not raise: `problem` says why nothing can be known of it.
+    """Return the process of a capture file. If the file cannot be read, `problem` has the reason.
 
-    The summary is the one in the file; where it has none, the tables are read for it and let go.
+    If the file has no summary, it is computed from the tables.
     """
     try:
         head = read_head(path)

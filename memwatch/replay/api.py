@@ -1,7 +1,7 @@
-"""plan() and replay(): from a recorded program to a plan, and from a plan to a checked execution.
+"""Plan a recorded program, execute a plan and check its results, and apply a plan to a model.
 
-A recording has two parts. The capture is the tables; it can be saved. The replay inputs are live tensors and
-bytes that only the recording process has; without them a replay makes synthetic inputs.
+A recording has two parts. The capture has the tables, and can be saved. The replay inputs are live tensors and bytes
+that only the recording process has. Without them a replay makes synthetic inputs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Replayable:
     Attributes:
         capture: the recorded tables.
         recorded: the program and its graph.
-        inputs: the live part of the recording, None when only the capture is there.
+        inputs: the live part of the recording; None if there is only a capture.
     """
 
     capture: Capture
@@ -213,7 +213,7 @@ def _with_program(found: Plan, program: Replayable) -> RecordedPlan:
 
 @contextmanager
 def _best_is_replayable(program: Replayable | None) -> Iterator[None]:
-    """Attach the program to the plan that a `BudgetError` of the block holds, so that it can be replayed too."""
+    """If the block raises a `BudgetError`, attach the program to its best plan, so that this plan can be replayed."""
     try:
         yield
     except BudgetError as error:

@@ -1,9 +1,9 @@
-"""The torch.compile backend "memwatch": forward and backward planned as one program within a budget.
+"""Define the torch.compile backend "memwatch", which plans forward and backward as one program within a budget.
 
-AOTAutograd traces forward and backward as one joint graph. memwatch plans the joint graph like a recorded program.
-The code that runs between forward and backward, such as the loss, is one op of it. At this op the planned graph is
+AOTAutograd traces forward and backward as one joint graph. memwatch plans the joint graph like a recorded program. In
+this program, the code that runs between forward and backward, such as the loss, is one op. There the planned graph is
 cut in two. Autograd saves the tensors that the plan keeps across the cut. Recomputed ops belong to the backward. Both
-graphs run op by op with the kernels of eager PyTorch, so their results equal the model's results bit for bit. All
+parts run op by op with the kernels of eager PyTorch, so their results equal the model's results bit for bit. All
 graphs of a compiled callable share one budget, which `budget_keeper.py` keeps.
 """
 
@@ -51,16 +51,17 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendOptions", "memwatch_backend"]
 
-_undisabled, _LeaveFrame = function_that_enables(), skip_frame_exception()
+# `_undo_disable` removes dynamo's wrapper that disables compilation, and `_LeaveFrame` makes dynamo skip a frame
+_undo_disable, _LeaveFrame = function_that_enables(), skip_frame_exception()
 
 
 @dataclass(eq=False)
 class CompiledCallable:
-    """The knowledge of the backend about one compiled callable.
+    """The record of one compiled callable in the backend.
 
     Attributes:
         keeper: keeps the budget, and holds the states of the steps and plans; None before the first graph is compiled.
-        uncovered: a function that runs uncompiled, until its effect on the budget is known.
+        uncovered: a function that runs uncompiled; None once its effect on the budget is known.
         is_warned: whether the user was warned that such a function is not covered.
     """
 
@@ -70,7 +71,7 @@ class CompiledCallable:
 
     @classmethod
     def of(cls, owner: Any) -> CompiledCallable:
-        """Return what is known about the callable that torch represents by `owner`; nothing if it is None."""
+        """Return the record of the callable that torch represents by `owner`; a new record if that is None."""
         if owner is None:
             return cls()
         found = _callables.get(id(owner))
@@ -81,14 +82,16 @@ class CompiledCallable:
 
 
 class Uncovered(NamedTuple):
-    """A function that torch.compile leaves as it is."""
+    """A function that torch.compile does not compile."""
 
     options: BackendOptions
     what: str
     code: CodeType | None
 
 
-_callables: dict[int, CompiledCallable] = {}  # by the id of an object of torch's, which cannot be hashed
+_callables: dict[
+    int, CompiledCallable
+] = {}  # by the id of torch's object, because torch's object has no hash
 
 
 def memwatch_backend(
@@ -104,7 +107,7 @@ def memwatch_backend(
         module: the graph.
         inputs: its fake inputs.
         options: see `BackendOptions`.
-        mode: modes are presets of inductor; only "default" and None mean something here.
+        mode: None or "default". Other modes are presets of inductor.
 
     Raises:
         OptionError: an option or a mode that does not exist.
@@ -133,7 +136,9 @@ def memwatch_backend(
         )(module, inputs)
     if graph.joint is None or not keeper.has_budget:
         return graph.run
-    graph.run = _undisabled(graph.run)  # dynamo must not trace the function that is returned
+    graph.run = _undo_disable(
+        graph.run
+    )  # dynamo skips `run`, which calls it, so the wrapper would only cost time
 
     def run(*args: Any) -> Any:
         if known.uncovered is not None:
@@ -233,8 +238,9 @@ class _Compiler:
 def _on_not_compiled(owner: Any, code: CodeType, reason: str) -> None:
     """Note that torch.compile does not compile a function that the budget should cover.
 
-    While a step is measured, the memory of such code is measured too. Before the first graph memwatch measures
-    nothing. The backend is only called if torch.compile compiles a function.
+    The measurement of a step includes the memory of such code. But it begins with the first graph, so code that runs
+    before the first graph is not covered. The backend does not see this code, because torch.compile calls the backend
+    only for functions that it compiles.
     """
     if getattr(owner, "compiler_fn", None) is not memwatch_backend or not torch.is_grad_enabled():
         return
@@ -253,7 +259,7 @@ def _on_not_compiled(owner: Any, code: CodeType, reason: str) -> None:
 
 
 def _leave_uncompiled(options: BackendOptions, what: str) -> None:
-    """Make dynamo run the current function uncompiled; refuse or warn if there is a budget."""
+    """Make dynamo run the current function uncompiled. With a budget, this may lead to an error or a warning later."""
     owner = compiling_wrapper()
     if options.budget is not None and torch.is_grad_enabled() and not CompiledCallable.of(owner).is_warned:
         _note_uncovered(owner, Uncovered(options, what, None))
@@ -264,9 +270,9 @@ def _leave_uncompiled(options: BackendOptions, what: str) -> None:
 def _note_uncovered(owner: Any, uncovered: Uncovered) -> None:
     """Remember that a function runs uncompiled, until its effect on the budget is known.
 
-    torch.compile may still compile functions that it calls, such as the layers of a loop with a graph break. If the
-    first of their graphs reads only inputs of the model, everything that the model saves for backward comes later and
-    is measured. If no graph has run when the first backward begins, the budget covers nothing.
+    torch.compile may still compile functions that this function calls, such as the layers of a loop with a graph break.
+    If the first of their graphs reads only inputs of the model, then everything that the model saves for the backward
+    is made later, and is measured. If no graph has run when the first backward begins, the budget covers nothing.
     """
     known = CompiledCallable.of(owner)
     known.uncovered = uncovered
@@ -278,7 +284,7 @@ def _note_uncovered(owner: Any, uncovered: Uncovered) -> None:
 
 
 def _settle_uncovered(known: CompiledCallable, args: Sequence[Any]) -> None:
-    """Refuse or warn if code before the first graph saved tensors for the backward; otherwise all will be measured."""
+    """Raise an error or warn if code before the first graph saved tensors for the backward."""
     if any(isinstance(item, torch.Tensor) and node_of_result(item) is not None for item in args):
         _refuse_or_warn_uncovered(known)
     else:
@@ -286,7 +292,7 @@ def _settle_uncovered(known: CompiledCallable, args: Sequence[Any]) -> None:
 
 
 def _refuse_or_warn_uncovered(known: CompiledCallable) -> None:
-    """Raise, with the option `strict`, or warn once, if a function runs uncompiled."""
+    """If a function runs uncompiled, raise an error with the option `strict`, or else warn once."""
     found, known.uncovered = known.uncovered, None
     if found is None:
         return

@@ -1,9 +1,9 @@
-"""One budget for all graphs of a compiled callable: planned, measured, and planned again.
+"""Keep one budget for all graphs of a compiled callable: plan them, measure them, and plan again.
 
 A budget such as "60%" is a share of the memory that eager PyTorch takes. So the first step runs as eager PyTorch does,
 and is measured. Later steps run as planned. The first step of each new plan is measured. If it exceeds the budget, the
-step is planned again with the measured figures. If no plan keeps the budget, a warning has both figures. A second
-warning names code before the first graph, because the budget does not cover it.
+step is planned again with the measured figures. If no plan keeps the budget, a warning has both figures. If code that
+is not compiled runs before the first graph, a second warning says that the budget does not cover it.
 
 A batch may be larger than all batches before it. If the graph has symbolic sizes, `follow` drops the settled plan, and
 `begin_run` plans again for the larger sizes before the graph runs. If the budget is a share, the step runs as eager
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def warn_of_uncovered(args: Sequence[Any]) -> None:
-    """Warn if code of the callable that is not compiled saved tensors before the first graph ran."""
+    """Warn if code that is not compiled made tensors with an autograd graph before the first compiled graph."""
     if is_resumed() and any(
         isinstance(item, torch.Tensor) and node_of_result(item) is not None for item in args
     ):
@@ -167,12 +167,14 @@ class BudgetKeeper:
         """Add a run of a graph to the current episode, or begin an episode with it.
 
         Raises:
-            BudgetError: with the option `strict`, the graph, or a larger shape, cannot be run within the budget.
+            BudgetError: with the option `strict`, the graph exceeds the budget with these inputs.
         """
         episode = self._episode
         if episode is None or not episode.is_pending():
             self._end_episode()
-            if isinstance(self._step, SettledSequence):  # its backward was dropped since `follow`
+            if isinstance(
+                self._step, SettledSequence
+            ):  # the program dropped its backward after the call of `follow`
                 self._stop_following(self._step)
             self._step_budget.note_parameters(args)
             episode = self._begin_episode(graph, args)
@@ -260,7 +262,7 @@ class BudgetKeeper:
 
     def _begin_episode(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
         """Begin an episode with this graph, and measure it if its peak is needed."""
-        event = self._missing(graph, args)
+        event = self._beginning_event(graph, args)
         episode = Episode(next_state(State.IDLE, event))
         if episode.state in (State.EAGER, State.MEASURED):
             warn_of_uncovered(args)
@@ -272,8 +274,8 @@ class BudgetKeeper:
         self._enter(event, None, episode)
         return episode
 
-    def _missing(self, graph: TracedGraph, args: Sequence[Any]) -> Event:
-        """Return the event that begins an episode: it names the knowledge that the backend still misses."""
+    def _beginning_event(self, graph: TracedGraph, args: Sequence[Any]) -> Event:
+        """Return the event with which this graph begins an episode. It depends on what is not measured yet."""
         if self._options.budget is None:
             return Event.NOTHING_MISSING
         kept = self._step_budget.kept_gradients()
@@ -316,7 +318,10 @@ class BudgetKeeper:
             raise
 
     def _replan_for(self, concerned: list[KnownSequence], factor: float) -> None:
-        """Plan sequences again because their shapes have grown or their budget has shrunk: all of them or none."""
+        """Plan sequences again because their shapes have grown or their budget has shrunk.
+
+        If an error says that one of them does not fit, all keep their old plans.
+        """
         copies = [dataclasses.replace(sequence) for sequence in concerned]
         self._has_warned = False
         try:
@@ -407,7 +412,7 @@ class BudgetKeeper:
 
     def _replan(self, sequence: KnownSequence) -> None:
         """Plan a sequence again and use the new orders from now on."""
-        if any(run.graph.joint is None for run in sequence.runs):
+        if any(run.graph.joint is None for run in sequence.runs):  # a graph that cannot be planned
             sequence.note(Event.PLAN_ACCEPTED)
             return
         sequence.orders = self._planner.plan(sequence, self._budget_of(sequence))
@@ -451,7 +456,7 @@ class BudgetKeeper:
         return budget is not None and orders is not None and orders.peak_increase_bytes > budget
 
     def _refuse_or_warn(self, sequence: KnownSequence, measured_bytes: int | None) -> None:
-        """Raise, with the option `strict`, or warn: no plan keeps the budget."""
+        """Raise an error if the option `strict` is set, or else warn, because no plan keeps the budget."""
         budget = self._budget_of(sequence)
         assert budget is not None
         error = sequence.budget_error(budget, measured_bytes, self._options.names())

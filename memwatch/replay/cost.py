@@ -1,7 +1,7 @@
-"""The cost of a call: FLOPs by torch's own formulas, plus a price for the bytes that it moves.
+"""Compute the cost of a call: its FLOPs by torch's own formulas, plus a price for the bytes that it moves.
 
-torch lacks a formula for elementwise ops, but they cost time too. So each byte that an op reads or writes costs
-`FLOPS_PER_BYTE` FLOPs. Measured times are too noisy to compare plans.
+torch has no formula for elementwise ops, but they cost time too. So each byte that an op reads or writes costs
+`FLOPS_PER_BYTE` FLOPs. Measured times are too noisy to compare plans with them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ def cost(call: Call) -> float:
 
 def call_flops(call: Call) -> int:
     """Return the FLOPs of a recorded call by torch's formulas; 0 where it has none."""
-    overload, positional, keyword, result = _as_meta(call)
-    return flops(overload, positional, keyword, result)
+    return flops(*_as_meta(call))
 
 
 def _as_meta(call: Call) -> tuple[Value, Value, dict[str, Value], Value]:
-    """Return (overload, arguments, keyword arguments, result) of a call, with meta tensors, which hold no data."""
+    """Return (overload, arguments, keyword arguments, result) of a call, with meta tensors in place of windows."""
     positional, keyword, result = (
         replace(value, _meta_tensor) for value in (call.positional, list(call.keyword.values()), call.result)
     )
@@ -45,7 +44,7 @@ def _as_meta(call: Call) -> tuple[Value, Value, dict[str, Value], Value]:
 
 
 def price(overload: Value, positional: Value, keyword: dict[str, Value], result: Value) -> float:
-    """Return the price of a call once, in FLOPs.
+    """Return the price of computing a call once, in FLOPs.
 
     Args:
         overload: the op.
@@ -77,7 +76,8 @@ def flops(overload: Value, positional: Value, keyword: dict[str, Value], result:
 
 
 def _span_bytes(tensor: Tensor) -> int:
-    """Return the bytes of memory behind a tensor; an expanded dimension, of stride 0, counts once."""
+    """Return the bytes of memory behind a tensor. An expanded dimension, which has stride 0, counts once."""
+    # a dimension of size 0 stays in the product, because such a tensor has no bytes
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
     return math.prod(map(int, sizes)) * tensor.dtype.itemsize
 

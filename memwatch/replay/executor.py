@@ -1,8 +1,8 @@
 """Execute a schedule on real storages, and free each buffer at the step that the plan names.
 
-A window is the view of a storage that a tensor has: data type, shape, stride and offset. Every argument is rebuilt from
-its window just before a call and dropped right after it, so only the list of storages keeps a buffer alive. The
-executor empties this list and nothing else. It never touches saved tensors or optimizer state of the program.
+The window of a tensor is its data type, shape, stride and offset. Every argument is rebuilt from its window just before
+a call and dropped right after it, so only the executor's list of storages keeps a buffer alive. The executor drops
+references from this list only. It never touches saved tensors or optimizer state of the program.
 
 Offloaded buffers of an accelerator move to pinned host memory. Offloaded buffers of the CPU move to a mapped file.
 """
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class Spill:
-    """A context manager that holds the bytes of offloaded buffers, and drops them at its end."""
+    """Hold the bytes of offloaded buffers, and drop them when the context ends."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="memwatch-spill-")
@@ -71,7 +71,7 @@ class Spill:
         self._folder.cleanup()
 
     def out(self, buffer: int, storage: torch.UntypedStorage) -> None:
-        """Copy the bytes of a buffer out; they replace an earlier copy of the same buffer."""
+        """Copy the bytes of a buffer out. They replace an earlier copy of the same buffer."""
         self.moved_bytes += storage.nbytes()
         if storage.device.type != "cpu":
             held = adapter_of(storage.device.type).host_copy(storage.nbytes())
@@ -138,7 +138,7 @@ class Executor:
     Attributes:
         recorded: the program and its graph.
         schedule: the steps to run.
-        storages: storage of every program buffer that is held; the executor's only references.
+        storages: buffer -> its storage, or None. The executor has no other references to storages between two steps.
         inputs: the live part of the recording; None for synthetic inputs, whose results are not compared.
         on_step: called before every step with its number.
         last_drawn: number of the last op that drew random numbers, -1 for none.
@@ -162,7 +162,7 @@ class Executor:
             ReplayError: an op raised, or returned another value or shape than it was recorded with.
         """
         buffer_of = self.recorded.buffer_of.tolist()
-        plan = free_steps_of(self.recorded.graph, self.schedule)
+        free_steps = free_steps_of(self.recorded.graph, self.schedule)
         calls = self.recorded.program.calls
         overloads = [call_of(overload_of(call)) for call in calls]
         steps = list(zip(self.schedule.kind.tolist(), self.schedule.index.tolist(), strict=True))
@@ -170,12 +170,12 @@ class Executor:
             for step, (kind, index) in enumerate(steps):
                 if self.on_step is not None:
                     self.on_step(step)
-                bound = {buffer_of[buffer] for buffer in plan.bound[step]}
+                bound = {buffer_of[buffer] for buffer in free_steps.bound[step]}
                 if kind == StepKind.COMPUTE:
                     self._compute(calls[index], overloads[index], bound)
                 else:
                     self._move(StepKind(kind), buffer_of[index], bound, spill)
-                for buffer in plan.freed[step]:
+                for buffer in free_steps.freed[step]:
                     self.storages[buffer_of[buffer]] = None
             self.moved_bytes = spill.moved_bytes
 
@@ -190,7 +190,9 @@ class Executor:
             assert storage is not None
             spill.out(buffer, storage)
         elif buffer in bound:
-            self.storages[buffer] = None  # the old storage goes first: the plan counts the buffer once
+            self.storages[buffer] = (
+                None  # free the old storage first, because the plan counts the buffer once
+            )
             self.storages[buffer] = spill.back(buffer, self.recorded.program.buffers[buffer].device)
 
     def _compute(self, call: Call, overload: Callable[..., Value], bound: set[int]) -> None:
@@ -213,8 +215,8 @@ class Executor:
     def _fill(self) -> None:
         """Fill memory that the op only allocated, as `aten.empty` does.
 
-        The host may then write it without an op, as `torch.tensor([1, 2])` does: those bytes were recorded.
-        A replay with synthetic inputs fills in zeros.
+        The host may write such memory without an op, as `torch.tensor([1, 2])` does. These bytes were recorded. A
+        replay with synthetic inputs fills in zeros.
         """
         for buffer, storage in self._new.items():
             number = self.recorded.program.buffers[buffer].storage
@@ -242,7 +244,9 @@ class Executor:
 
         positional = replace(call.positional, build)
         keyword = {name: replace(value, build) for name, value in call.keyword.items()}
-        dispatch.set_grad_enabled(call.grad)  # no graph is built here, but some kernels read the grad mode
+        dispatch.set_grad_enabled(
+            call.grad
+        )  # no autograd graph is built, but some kernels read the grad mode
         try:
             return overload(*positional, **keyword)
         except Exception as error:
@@ -258,7 +262,7 @@ class Executor:
         return storage
 
     def _check(self, call: Call, result: Value) -> None:
-        """Compare results with the recorded ones: tensors by window, numbers by value. Remember new storages."""
+        """Compare results with the recorded ones: tensors by window, numbers by value. Add new storages to `_new`."""
         expected, given = list(leaves(call.result)), list(leaves(result))
         if len(expected) != len(given):
             raise ReplayError(
@@ -304,7 +308,7 @@ def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """Let ops of the block run as the recorder saw them: below autograd, autocast, modes and overrides."""
+    """Run the ops of the block as the recorder saw them: below autograd, autocast, modes and overrides."""
     with (
         without_modes(),
         torch.no_grad(),

@@ -1,4 +1,4 @@
-"""Adapter from an FX graph of ATen ops to a planner graph. Nodes that only return views are left out."""
+"""Turn an FX graph of ATen ops into a graph for the planner. Nodes that only return views are left out."""
 
 from __future__ import annotations
 
@@ -88,16 +88,6 @@ class GraphReader:
                 "torch.export or a torch.compile backend on top of AOTAutograd"
             )
 
-    def cross(self, outputs: list[fx.Node], mutated: list[fx.Node]) -> None:
-        """Add the boundary op. It reads the outputs of the forward, writes mutated inputs, and makes the tangents."""
-        written = {name for node in mutated for name in self.buffers[node]}
-        seen = {name for op in self.ops for name in op.writes if name in self.inputs}
-        given = (seen | {name for node in outputs for name in self.buffers[node]}) - written
-        spec = OpSpec(
-            BOUNDARY, sorted(given, key=str), dict(self.tangents), 0.0, sorted(written), effect=Effect.UNKNOWN
-        )
-        self.ops.append(spec)
-
     def _item(self, node: fx.Node) -> tuple[str, ...]:
         found = tuple(self.names[address_of(tensor.untyped_storage())] for tensor in _tensors(node))
         # a number has no storage, so it shares the buffer of its op
@@ -117,7 +107,8 @@ class GraphReader:
         once = {name for used in written_once(node) for name in self.buffers[used]}
         effect = _effect(node)
         if made or writes or effect is not Effect.NONE:
-            # a random op may run twice only if the state of the generator before it was saved
+            # An op with a saved random state may run again. An op that returns no tensor may not, because its number
+            # may have decided what the program does next. The effect decides about all other ops.
             spec = OpSpec(
                 f"{self.prefix}{node.name}",
                 sorted(reads),
@@ -142,14 +133,12 @@ class GraphReader:
         return name
 
 
-def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) -> Graph:
+def graph_from_fx(module: fx.GraphModule) -> Graph:
     """Return an FX graph of ATen ops as a graph for the planner.
 
     Args:
         module: the graph as `make_fx`, `torch.export` or AOTAutograd trace it: every node holds its (fake)
             value in ``meta["val"]``. Placeholders and attributes are inputs. Returned tensors are kept.
-        num_fwd_outputs: for the joint graph of a forward and its backward, how many of the outputs belong
-            to the forward. Then an op named `BOUNDARY` separates the two.
 
     Returns:
         A graph whose ops carry the names of the nodes.
@@ -158,13 +147,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
         UnsupportedOpError: a node calls something else than an ATen op, or lacks a value.
     """
     reader = GraphReader()
-    crossing = None if num_fwd_outputs is None else first_backward_node(module.graph)
-    outputs = list(leaves(module.graph.output_node().args))[:num_fwd_outputs]
     for node in module.graph.nodes:
-        if node is crossing:
-            reader.cross(
-                [item for item in outputs if isinstance(item, fx.Node)], mutated_inputs(module.graph)
-            )
         reader.read(node)
     used = {name for op in reader.ops for name in (*op.reads, *op.writes)}
     made = {name for op in reader.ops for name in op.makes}
@@ -174,7 +157,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
 
 
 def first_backward_node(graph: fx.Graph) -> fx.Node:
-    """Return the first node of a joint graph that uses a tangent; all forward outputs are computed before it."""
+    """Return the first node of a joint graph that uses a tangent. All outputs of the forward are computed before it."""
     node: fx.Node
     for node in graph.nodes:
         if node.op != "placeholder" and any(is_tangent(used) for used in node.all_input_nodes):
@@ -184,7 +167,7 @@ def first_backward_node(graph: fx.Graph) -> fx.Node:
 
 
 def mutated_inputs(graph: fx.Graph) -> list[fx.Node]:
-    """Return the inputs that AOTAutograd writes between forward and backward, as the program mutated them."""
+    """Return the inputs that the program mutates. AOTAutograd writes them between forward and backward."""
     outputs = graph.output_node().meta.get("desc", ())
     written = {item.mutated_input for item in leaves(outputs) if isinstance(item, InputMutation)}
     return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
@@ -202,7 +185,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def is_op(node: fx.Node) -> bool:
-    """Return True for a node that computes: an ATen op, an op with subgraphs, arithmetic of symbolic sizes."""
+    """Return True for a node that computes: an ATen op, an op with subgraphs, or arithmetic on symbolic sizes."""
     if isinstance(node.target, (OpOverload, HigherOrderOperator)) or saves_state(node):
         return True
     return node.op == "call_function" and isinstance(node.meta.get("val"), (*_SYMBOLS, int, float, bool))

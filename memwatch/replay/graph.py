@@ -38,10 +38,10 @@ The recorder's own work around an op takes many times longer, and during this wo
 
 
 def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArray) -> IntArray:
-    """Return the workspace of ops: the most bytes they held at once, minus the storages they made.
+    """Return the workspace of ops: the most bytes that each op held at once, minus the storages that it made.
 
     Only blocks that were allocated while the op ran count. Blocks that the recorder allocated around the op do not
-    count. The tensor into which the dispatcher wraps a number among the arguments does not count either.
+    count. If an argument is a number, the dispatcher wraps it in a tensor, which does not count either.
 
     Args:
         capture: the recording; without allocator events every workspace is 0.
@@ -87,7 +87,8 @@ def _peaks(call: IntArray, change: IntArray, num_calls: int) -> IntArray:
 def _shift_ns(capture: Capture, blocks: Blocks) -> int:
     """Return the nanoseconds to add to the allocator's clock, so that it agrees with the clock of the ops.
 
-    A storage that an op made was allocated while the op ran. So every such pair bounds the shift from both sides.
+    A storage that an op made was allocated while the op ran. So each storage gives a lower and an upper limit of the
+    shift.
     """
     births, ops = capture.tables["births"], capture.tables["ops"]
     made = np.flatnonzero((births["op"] != NONE) & (births["address"] != 0) & (births["nbytes"] > 0))
@@ -102,13 +103,13 @@ def _shift_ns(capture: Capture, blocks: Blocks) -> int:
     born_ns = blocks.birth_ns[block]
     least = ops["start_ns"][row] - born_ns
     most = ops["end_ns"][row] - born_ns
-    # leave out the extremes: a storage may come from unrecorded code before the op that seems to make it
+    # leave out the extremes, because unrecorded code before an op may have made the storage
     low, high = np.quantile(least, 0.98), np.quantile(most, 0.02)
     return int((low + high) / 2) if low > high else int(min(max(0, low), high))
 
 
 _PURE: Final = frozenset({"aten", "prims"})
-_SYMMETRIC: Final = "symm_mem"
+_SYMMETRIC: Final = "symm_mem"  # torch's ops on memory that ranks share; they communicate
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def recorded_program(capture: Capture, device: str) -> Recorded:
 
 
 def _graph(capture: Capture, program: Program, device: str) -> Graph:
-    # buffers on other devices have size 0: no figure is a sum over devices
+    # buffers on other devices get size 0, because no figure is a sum over devices
     size = [buffer.nbytes if buffer.device == device else 0 for buffer in program.buffers]
     calls = program.calls
     made = np.array([sum(size[buffer] for buffer in call.makes) for call in calls], dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Measure the peak of a stretch of code by the allocator's own events, independently of the recorder.
+"""Measure the peak of a stretch of code from the allocator's own events, independently of the recorder.
 
-torch's kineto profiler reports every allocation and free of c10's allocators on its own thread, with address and
-signed bytes. No op is recorded beside them, so that measuring costs little.
+torch's kineto profiler reports every allocation and free of c10's allocators in the thread that started it, with
+address and signed bytes. It records no ops here, so measuring costs little.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AllocatorEvent(NamedTuple):
 
 @dataclass
 class Measured:
-    """The result of `measure_peak`: bytes that were allocated in the block and live at once, at most."""
+    """The result of `measure_peak`: the most bytes that were allocated in the block and live at once."""
 
     peak_increase_bytes: int = 0
 
@@ -55,18 +55,10 @@ def measure_peak(device: str) -> Iterator[Measured]:
     Raises:
         MemwatchError: a profiler is running already, or this torch reports no allocator events.
     """
-    if profiler.is_running():
-        raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
     measured = Measured()
-    with without_kineto_lines():
-        leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
-    try:
+    with record_allocator_events(device) as events:
         yield measured
-    finally:
-        leave_scope()
-        with without_kineto_lines():
-            events = profiler.stop_allocator_events()
-    measured.peak_increase_bytes = _peak(_events(events, device))
+    measured.peak_increase_bytes = _peak(events)
 
 
 class AllocatorWindow:
@@ -128,7 +120,7 @@ class Stretch:
 
 
 def can_measure() -> bool:
-    """Return True if the allocator's events are free in this thread: neither a profiler nor memwatch uses them."""
+    """Return True if a window can start in this thread: neither a profiler nor memwatch uses the allocator's events."""
     return profiler.EVENTS_WORK and not profiler.is_running() and not profiler.is_watched()
 
 
@@ -203,11 +195,11 @@ def record_allocator_events(device: str) -> Iterator[list[AllocatorEvent]]:
     found += _events(roots, device)
 
 
-# The workspace of single ops, by the allocator's events: the bytes beyond its results that a running op holds.
+# The workspace of an op is the memory that the op holds while it runs, besides its results.
 #
-# `measure_workspaces` runs each op alone, on given arguments. `Workspaces` does so for the nodes of an FX graph, once
-# for each op and shape, on zeros of the node's sizes. The random generators are put back. Some ops act on the world
-# outside, or refuse zeros. They count as ops without workspace, until a measured step corrects this.
+# `measure_workspaces` runs each op alone, on given arguments. `Workspaces` runs the nodes of an FX graph, once for each
+# op and shape, on tensors of zeros. Afterwards the random generators get their old state. Ops that act on the world
+# outside do not run, and some ops refuse zeros. They count as ops without workspace, until a measured step corrects it.
 _measured_bytes: Final[dict[str, int]] = {}
 _SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
 
@@ -240,40 +232,37 @@ class Workspaces:
         found = measure_workspaces(calls, self._device)
         _measured_bytes.update((key, found.get(key, 0)) for key in new)
 
-    def _arguments(self, node: fx.Node) -> tuple[list[Value], dict[str, Value]]:
-        return self._filled(node.args), self._filled(dict(node.kwargs))
-
-    def _filled(self, value: Value) -> Value:
-        """Return an argument of a node with tensors of zeros in place of the nodes."""
-        if isinstance(value, fx.Node):
-            return self._filled(value.meta.get("val"))
-        if isinstance(value, dict):
-            return {name: self._filled(item) for name, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._filled(item) for item in value]
-        if isinstance(value, torch.SymInt):
-            return self._size_of(value)
-        if isinstance(value, torch.Tensor):
-            size, stride = ([self._size_of(item) for item in part] for part in (value.shape, value.stride()))
-            return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).zero_()
-        return value
+    def _arguments(self, node: fx.Node) -> Arguments:
+        return self._map_tensors(node.args, _zeros), self._map_tensors(dict(node.kwargs), _zeros)
 
     def _key(self, node: fx.Node) -> str:
-        return f"{node.target} {self._described(node.args)} {self._described(dict(node.kwargs))}"
+        args, kwargs = (self._map_tensors(each, _layout) for each in (node.args, dict(node.kwargs)))
+        return f"{node.target} {args} {kwargs}"
 
-    def _described(self, value: Value) -> Value:
+    def _map_tensors(
+        self, value: Value, of_tensor: Callable[[torch.Tensor, list[int], list[int]], Value]
+    ) -> Value:
+        """Return arguments of a node with numbers for symbolic sizes, and a result of `of_tensor` for each tensor."""
         if isinstance(value, fx.Node):
-            return self._described(value.meta.get("val"))
+            return self._map_tensors(value.meta.get("val"), of_tensor)
         if isinstance(value, dict):
-            return {name: self._described(item) for name, item in value.items()}
+            return {name: self._map_tensors(item, of_tensor) for name, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._described(item) for item in value]
+            return [self._map_tensors(item, of_tensor) for item in value]
         if isinstance(value, torch.SymInt):
             return self._size_of(value)
         if isinstance(value, torch.Tensor):
             size, stride = ([self._size_of(item) for item in part] for part in (value.shape, value.stride()))
-            return size, stride, value.dtype, str(value.device)
+            return of_tensor(value, size, stride)
         return value
+
+
+def _zeros(like: torch.Tensor, size: list[int], stride: list[int]) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=like.dtype, device=like.device).zero_()
+
+
+def _layout(like: torch.Tensor, size: list[int], stride: list[int]) -> Value:
+    return size, stride, like.dtype, str(like.device)
 
 
 def _is_measurable(node: fx.Node) -> bool:
@@ -312,7 +301,7 @@ def measure_workspaces(
 
 
 def _run_call(key: str, op: Any, make: Callable[[], Arguments], window: AllocatorWindow) -> int | None:
-    """Run a call between two marks; return the bytes of its new storages, None if it raised."""
+    """Run a call between two marks; return the bytes of its new storages, or None if it raised an error."""
     made = None
     with suppress(Exception):
         positional, keyword = make()

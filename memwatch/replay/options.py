@@ -22,7 +22,7 @@ class BackendOptions:
     Attributes:
         budget: the peak increase that all graphs of the compiled callable may have together, from the first forward
             to the end of the backward. Write bytes, ``"512 MiB"``, or ``"60%"``. The share is of the peak of eager
-            PyTorch, which the first step measures. None: the lowest peak that a new order alone can reach.
+            PyTorch, which memwatch measures in the first step. None: the lowest peak that a new order alone can reach.
         order: ``"auto"`` or ``"program"``.
         recompute: whether ops may be computed again.
         offload: whether buffers may be moved out and back. They go to pinned host memory on an accelerator, and to a
@@ -32,8 +32,7 @@ class BackendOptions:
             the measured peak keeps the budget.
         time_limit_s: when to stop searching (seconds of work).
         seed: seed of the search.
-        strict: whether a budget that cannot be reached is an error. If not, the lowest plan is used, with a
-            warning.
+        strict: whether a budget that cannot be kept is an error. If not, memwatch warns and uses the lowest plan.
     """
 
     budget: int | float | str | None = None

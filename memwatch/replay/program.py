@@ -1,8 +1,8 @@
-"""A capture made with `replay=True` as a program: calls over buffers, with decoded arguments.
+"""Read a capture made with `replay=True` as a program: a list of calls that use buffers, with decoded arguments.
 
-A buffer is one storage between two changes of its size. An op that changes the size, through `resize_` or `out=`,
-makes a new buffer. Views and `set_` are left out, because they neither make nor write a buffer and return tensors
-only. A replay rebuilds each tensor from its window: its data type, shape, stride and offset.
+A buffer is a storage between two changes of its size. An op that changes the size, through `resize_` or `out=`, makes a
+new buffer. Ops that only make a view are left out, and so is `set_`: they neither allocate nor write memory, and return
+no numbers. A replay rebuilds each tensor from its window: its data type, shape, stride and offset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BATCH_NORMS = frozenset(
 )
 READ, WRITTEN, RESULT = (OPERANDS.index(name) for name in ("read", "written", "result"))
 _ONLY_MOVES = "aten.set_."
-"""The op that gives a tensor another storage. A replay rebuilds tensors from their windows and leaves it out."""
+"""Prefix of the op that gives a tensor another storage. A replay leaves it out, and rebuilds tensors from windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Buffer:
         device: device, such as `cpu` or `cuda:0`.
         dtype: element type of the first tensor seen on it, such as `float32`.
         maker: index of the call that made it, -1 for an input.
-        pinned: whether an op made or wrote it and the program can still reach it at the end: a result.
+        pinned: whether it is a result: an op made or wrote it, and its storage is alive at the end.
     """
 
     storage: int
@@ -72,7 +72,7 @@ class Call:
         writes: buffers that it writes.
         makes: buffers that it allocates.
         resized: buffers whose size the op changed. It makes a new buffer for each of them.
-        grad: whether grad mode was on. Then some kernels save more for backward.
+        grad: whether grad mode was on. If it is, some kernels save more for the backward.
     """
 
     op: int
@@ -92,7 +92,7 @@ class Call:
     def writes_once(self) -> tuple[int, ...]:
         """Buffers that only the first computation writes: the running statistics of a batch norm in training.
 
-        Its other results are independent of them, and torch accepts None in their place.
+        The other results of the op do not depend on them, and torch accepts None in their place.
         """
         if self.name not in _BATCH_NORMS:
             return ()
@@ -121,8 +121,8 @@ class Program:
     deaths: dict[int, int] = field(default_factory=dict)
     """Buffer -> index of the call after which the program freed it."""
     windows: dict[int, set[Window]] = field(default_factory=dict)
-    """Buffer -> windows that tensors had on it. Only these bytes are compared, because kernels leave other bytes unset.
-    In memory that `empty` allocated, only windows that an op wrote count."""
+    """Buffer -> windows of its tensors. Only the bytes in these windows are compared, because kernels may leave other
+    bytes unset. If `empty` allocated the buffer, only windows that an op wrote count."""
 
 
 def read_program(capture: Capture) -> Program:
@@ -170,7 +170,7 @@ class _Reader:
         self._buffers: list[Buffer] = []
         self._calls_without_memory = 0
         self._windows: dict[int, set[Window]] = {}
-        self._blank: set[int] = set()
+        self._blank: set[int] = set()  # buffers that an op such as `empty` only allocated
 
     def read(self) -> Program:
         table = self._capture.tables["arguments"]
@@ -206,14 +206,14 @@ class _Reader:
         for storage, _, nbytes in operands[num_arguments:]:
             known = self._current.get(storage)
             if known is None or self._buffers[known].nbytes != nbytes:
-                if known is not None:
+                if known is not None:  # the op only reads the old buffer, and writes the new one
                     resized.append(known)
                     writes.pop(known, None)
                     reads[known] = None
                 known = self._new(storage, nbytes, index)
                 makes[known] = None
             elif known not in buffers and self._buffers[known].maker != index:
-                reads[known] = None
+                reads[known] = None  # the result is on memory that is not among the arguments
             buffers.append(known)
         made = Call(
             op,
@@ -234,6 +234,7 @@ class _Reader:
             self._calls_without_memory += 1
             return
         _refuse_unsupported(made)
+        # leave out views, but keep ops of other libraries, which may do anything
         if makes or writes or made.returns_number or not name.startswith("aten."):
             self._calls.append(made)
 
@@ -267,7 +268,7 @@ class _Reader:
         return len(self._buffers) - 1
 
     def _with_pins(self) -> list[Buffer]:
-        """Return the buffers. Set `pinned` on each that an op made or wrote and that is still alive."""
+        """Return the buffers, with `pinned` set."""
         written = {buffer for call in self._calls for buffer in call.writes}
         last = set(self._current.values())
         return [
@@ -291,7 +292,7 @@ class _Reader:
 
 
 def _has_no_memory(call: Call) -> bool:
-    """Return True for a call with fake and meta tensors only: a compiler traces it, and nothing is computed."""
+    """Return True if all tensors of a call are fake or meta tensors, for example because a compiler traces the call."""
     arguments = list(leaves([call.positional, list(call.keyword.values()), call.result]))
     kinds = {item.what for item in arguments if isinstance(item, Unsupported)}
     return bool(kinds) and kinds <= {FAKE, META} and not any(isinstance(item, Window) for item in arguments)
@@ -310,7 +311,7 @@ def _refuse_unsupported(call: Call) -> None:
 def op_lines(capture: Capture) -> dict[int, str]:
     """Return `file:line` of the innermost frame of the program's own code for every op."""
     stacks = capture.tables["stacks"]
-    # the rows of a stack begin with the innermost frame; reversed, it is written last and wins
+    # the rows of a stack begin with the innermost frame; in reverse order, this frame is written last and stays
     own = np.flatnonzero(stacks["owner"] <= CodeOwner.INSTALLED)[::-1]
     files = capture.text(stacks["file"][own])
     place = {
@@ -367,7 +368,7 @@ def overload_named(name: str) -> Any:  # torch has no public type for an overloa
         return None
 
 
-@functools.cache  # which keeps no errors: the program may import the library that defines the op later
+@functools.cache  # it keeps no errors, so an op is found once the program has imported its library
 def _overload(name: str) -> Any:
     space, opname, overload = name.rsplit(".", 2)
     return getattr(getattr(getattr(torch.ops, space), opname), overload)

@@ -3,9 +3,9 @@
 A plan does not contain views. Each view is made again from its base, next to the ops that use it. Otherwise a view
 could keep an old copy of a recomputed buffer alive.
 
-Moves of buffers are ops like any other: `move_out` copies a tensor into host memory, and `move_back` copies it back. A
-graph calls them, autograd saves their results, and inductor does not change them. On an accelerator the bytes wait in
-pinned host memory. Bytes of the CPU wait in a temporary file.
+Moves of buffers are ops of torch: `move_out` copies a tensor into host memory, and `move_back` copies it back. So a
+graph can call them, autograd saves their results, and inductor leaves them as they are. The bytes of an accelerator are
+moved to pinned host memory, and the bytes of the CPU to a temporary file.
 """
 
 from __future__ import annotations
@@ -76,7 +76,21 @@ def rewrite_graph(
 
 @dataclass
 class _Writer:
-    """Copies nodes to a new graph; `now` holds the latest copy of every op, input and item of a tuple."""
+    """Copies nodes to a new graph.
+
+    Attributes:
+        old: the graph that was planned.
+        num_fwd_outputs: how many of its outputs belong to the forward; None without a backward.
+        repeated: names of the nodes that run more than once.
+        graph: the new graph.
+        now: old node -> its latest copy. It has ops, inputs, and items of tuples, but no views.
+        saved: copies that run in the forward and are used in the backward.
+        _views: old node of a view and the copies that it is made from -> copy of the view.
+        _held: old node -> the node that moved its value out.
+        _early: the new nodes up to the boundary, without the tangents.
+        _given: outputs of the forward, as nodes of the new graph.
+        _crossed: whether the boundary was written.
+    """
 
     old: fx.Graph
     num_fwd_outputs: int | None
@@ -200,17 +214,17 @@ def _move_out(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     held = _host_bytes(storage.nbytes(), tensor.device.type)
     held.copy_(as_bytes(storage))
-    return _like(tensor, held.untyped_storage())
+    return _on_storage(tensor, held.untyped_storage())
 
 
 def _move_back(held: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor that was moved out back into a new storage on its device."""
     storage = new_storage(held.untyped_storage().nbytes(), device)
     as_bytes(storage).copy_(as_bytes(held.untyped_storage()))
-    return _like(held, storage)
+    return _on_storage(held, storage)
 
 
-def _like(like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+def _on_storage(like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     with torch.no_grad():
         empty: Any = torch.empty(0, dtype=like.dtype, device=storage.device)
         found: torch.Tensor = empty.set_(storage, like.storage_offset(), like.size(), like.stride())
@@ -220,7 +234,7 @@ def _like(like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
 def _host_bytes(nbytes: int, device_type: str) -> torch.Tensor:
     if device_type != "cpu" or not nbytes:
         return adapter_of(device_type).host_copy(nbytes)
-    # its bytes last as long as they are mapped
+    # the file is deleted now, but its bytes exist as long as the array maps them
     with tempfile.TemporaryFile(prefix="memwatch-moved-") as file:
         return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="w+", shape=(nbytes,)))
 

@@ -242,7 +242,7 @@ def _storage_of(held: HostBytes, device: str) -> torch.UntypedStorage:
 def _synthetic(buffer: Buffer) -> HostBytes:
     """Return bytes of the recorded type: numbers between 0 and 1 for the common floats, zeros for other types.
 
-    Integers may be indices into tensors of any size. 0 is valid in all of them that are not empty.
+    Integers may be indices into tensors of any size. 0 is a valid index into every tensor that is not empty.
     """
     if buffer.dtype not in _FLOATS or not buffer.nbytes:
         return np.zeros(buffer.nbytes, dtype=np.uint8)
@@ -291,21 +291,21 @@ def _recorded_results(program: Program, inputs: ReplayInputs) -> dict[int, HostB
 
 
 def _shown_bytes(program: Program, buffer: int, held: HostBytes) -> HostBytes:
-    """Return the bytes of a buffer, with zeros outside of its tensors. Kernels may leave any bytes there."""
+    """Return the bytes of a buffer, with zeros outside of its windows. Kernels may leave any bytes there."""
     windows = program.windows.get(buffer, set())
     if any(
         window.offset == 0 and math.prod(window.size) * window.dtype.itemsize == len(held)
         for window in windows
     ):
         return held
-    shown = np.zeros(len(held), dtype=np.uint8)
+    mask = np.zeros(len(held), dtype=np.uint8)
     for window in windows:
         itemsize = window.dtype.itemsize
-        start = shown[window.offset * itemsize :]
+        start = mask[window.offset * itemsize :]
         strides = (*(stride * itemsize for stride in window.stride), 1)
         if math.prod(window.size) and len(start):
             np.lib.stride_tricks.as_strided(start, (*window.size, itemsize), strides)[...] = 1
-    return held * shown
+    return held * mask
 
 
 def _differing(wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> list[int]:
@@ -318,7 +318,7 @@ def _differing(wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> lis
 
 
 def _last_writer(program: Program, buffers: list[int]) -> str:
-    """Return the last op that wrote the first of these buffers, for messages; empty text if there are no buffers."""
+    """Return the last op that wrote the first of these buffers, for messages; an empty text if there are no buffers."""
     calls = (
         call for call in reversed(program.calls) if buffers and buffers[0] in (*call.makes, *call.writes)
     )
@@ -353,7 +353,7 @@ def _largest_of_all(
 
 
 def _generators_differ(executor: Executor) -> bool:
-    """Return True if a generator is in another state than after the last recorded op that drew random numbers."""
+    """Return True if the last op that drew random numbers left a generator in another state than in the recording."""
     inputs = executor.inputs
     if inputs is None or executor.last_drawn < 0:
         return False

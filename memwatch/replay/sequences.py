@@ -1,14 +1,16 @@
-"""The steps of a compiled callable: how the running step is watched, and the plan of each sequence of graphs.
+"""Watch the steps of a compiled callable, and keep the plan of each sequence of its graphs.
 
-The graphs that run in one step, in their order, are a *sequence*. `State` and `TRANSITIONS` say how the plan of a
-sequence is made, measured and accepted, and how a running step is watched.
+- A *run* is one call of a graph: its forward and, if it has one, its backward.
+- An *episode* is a group of runs whose memory is alive together. It begins with a forward that runs while no earlier
+  forward waits for its backward. It ends when no forward waits any more. In most programs an episode is one training
+  step: some forwards, then their backwards.
+- A *sequence* is the list of the graphs that run in an episode, in order.
 
-An *episode* holds the runs of a step whose memory is alive together. It begins with a forward while no earlier forward
-waits for its backward. It ends when no forward waits any more. In most programs it is one step: some forwards, then
-their backwards. The first episodes are measured.
+`State` and `TRANSITIONS` define how a running step is watched, and how the plan of a sequence is made, measured and
+accepted.
 
-Most programs make the same step over and over. Once its plan was measured, the sequence is settled. From then on
-`SettledSequence` only checks that each graph is the next one of the sequence, at next to no cost.
+Most programs repeat the same step. Once the plan of a sequence is measured and accepted, the sequence is settled. From
+then on `SettledSequence` only checks that each graph is the next one of the sequence, which costs almost nothing.
 """
 
 from __future__ import annotations
@@ -90,11 +92,11 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     State.MEASURED: _END,
     State.RECORDED: _END,
     State.LISTED: {**_END, Event.ENDED_SETTLED: State.FOLLOWED},
-    # a step that is followed stays so when it ends or raises: the next one begins with the first graph again
+    # A followed step stays followed when it ends or raises. The next step begins with the first graph again.
     State.FOLLOWED: {Event.DEVIATED: State.LISTED},
     State.UNPLANNED: {
         Event.PLAN_MADE: State.PLANNED,
-        Event.PLAN_ACCEPTED: State.SETTLED,  # a graph of it cannot be planned
+        Event.PLAN_ACCEPTED: State.SETTLED,  # one of its graphs cannot be planned, so no plan will come
         Event.PREMISES_CHANGED: State.UNPLANNED,
     },
     State.PLANNED: {
@@ -109,7 +111,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         Event.PLAN_REFUSED: State.REFUSED_SETTLED,
         Event.PREMISES_CHANGED: State.SETTLED,
     },
-    # a refusal is of the largest inputs: at smaller ones the sequence runs, and its plan is measured
+    # The backend refuses the largest inputs only. With smaller inputs the sequence runs, and its plan is measured.
     State.REFUSED: {
         Event.PLAN_MADE: State.REFUSED,
         Event.PLAN_ACCEPTED: State.REFUSED_SETTLED,
@@ -123,11 +125,11 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         Event.PREMISES_CHANGED: State.SETTLED,
     },
 }
-"""State -> event -> next state. docs/planning.md lists all that change a state, and a test compares the two."""
+"""State -> event -> next state. docs/planning.md has the same table, and a test compares the two."""
 
 
 def next_state(state: State, event: Event) -> State:
-    """Return the state after an event. A `KeyError` is a mistake in the backend: it knows no such transition."""
+    """Return the state after an event. A `KeyError` means that this event cannot happen in this state."""
     return TRANSITIONS[state][event]
 
 
@@ -153,15 +155,16 @@ class Run:
 
     Attributes:
         graph: the graph.
-        turn: how many runs of the same graph came before it in the episode.
+        turn: how many runs of the same graph came before this run in the episode.
         inputs: addresses of the storages of its arguments; 0 for an argument that is not a tensor. Empty unless
             the episode is recorded.
         outputs: the same for its results.
         is_done: whether its backward has run; True without a backward.
-        released: numbers of the outputs that the program had dropped when the backward began, in any measured step.
-        token: a reference that dies when the backward cannot come any more; None without a backward.
-        head: number of the last output that leads to the backward.
-        node: class of the autograd node of that output, in a settled episode with a single node.
+        released: indices of the outputs that the program had dropped when the backward began, in any measured step.
+        token: a weak reference to an object that dies when the backward cannot come any more; None without a backward.
+        head: index of the last output that has an autograd node and is not an argument.
+        node: class of the autograd node of that output. It is only set in an episode that is not recorded, if all
+            outputs share one node of an `autograd.Function`.
     """
 
     graph: TracedGraph
@@ -187,7 +190,7 @@ class Run:
     def end_forward(
         self, args: Sequence[Any], result: Value, on_dropped: Callable[[], object] | None
     ) -> list[torch.Tensor]:
-        """Record the results of the forward; return the tensors whose backward leads into the graph.
+        """Record the results of the forward; return the results whose gradients start the backward of the graph.
 
         Args:
             args: the arguments of the forward.
@@ -209,7 +212,7 @@ class Run:
         return heads
 
     def _token_of(self, nodes: list[Any], on_dropped: Callable[[], object] | None) -> weakref.ref[Any] | None:
-        """Return a weak reference that dies with the nodes."""
+        """Return a weak reference to an object that dies with the autograd nodes."""
         if on_dropped is None and len(nodes) == 1 and isinstance(nodes[0], BackwardCFunction):
             self.node = type(nodes[0])
             return weakref.ref(nodes[0])  # cheaper than a token, and every step comes here
@@ -242,7 +245,7 @@ class Run:
 
 @dataclass(eq=False)
 class Episode:
-    """Runs that share memory, and the allocator window that measures them.
+    """Runs whose memory is alive together, and the allocator window that measures them.
 
     Attributes:
         state: how the step is watched.
@@ -307,7 +310,7 @@ class Episode:
         return None
 
     def note_backward(self, run: Run, name: str) -> None:
-        """Set a mark. Unless the graph is kept, the run waits for its backward no more."""
+        """Set a mark, and record that the backward came. With `retain_graph=True`, the run waits for another one."""
         self.mark(name)
         if not keeps_graph():
             run.is_done = True
@@ -363,7 +366,7 @@ class SettledSequence:
         return cls(runs, probe) if all(run.can_be_followed for run in runs) else None
 
     def accept(self, graph: TracedGraph) -> bool:
-        """Return True if a graph is the next one of the sequence, and give it its turn. Every call comes here."""
+        """Return True if a graph is the next one of the sequence, and set its `turn`. Every call comes here."""
         place = len(self._waiting)
         if place and not self.is_pending():
             if place < len(self.runs):
@@ -378,7 +381,10 @@ class SettledSequence:
         return True
 
     def _gradient_exists(self) -> bool:
-        """Return True if the probe has a gradient of the current step; otherwise a step begins now."""
+        """Return True if the probe has a gradient, and no update has changed the probe since the last sequence began.
+
+        Then the program accumulates gradients.
+        """
         item = None if self.probe is None else self.probe()
         if item is None:
             return False
@@ -420,11 +426,11 @@ class SettledSequence:
         return False
 
     def reset(self) -> None:
-        """Start the sequence again, because a graph raised."""
+        """Go back to the start of the sequence, because a graph raised."""
         self._waiting.clear()
 
     def as_episode(self) -> Episode:
-        """End the settled sequence; return its pending runs as an episode, which is followed in the ordinary way."""
+        """End the settled sequence; return its runs so far as an ordinary episode that is listed."""
         for graph, on_begin, on_end in self._listeners:
             graph.on_begin = on_begin
             graph.on_end = on_end
@@ -457,9 +463,9 @@ class KnownSequence:
         num_over_budget: how many measured steps exceeded the budget.
         has_run: whether the sequence ever ran.
         state: the state of its plan.
-        has_new_measurements: whether a measured step has shown figures that are newer than the orders.
-        is_lowest: whether its orders are the lowest known.
-        error: the error of the planner that explains why all plans exceed the budget.
+        has_new_measurements: whether measured figures have changed since the orders were planned.
+        is_lowest: whether no plan fits the budget, and its orders are the lowest ones found.
+        error: the error of the planner that explains why no plan fits the budget.
     """
 
     runs: list[Run]
@@ -533,7 +539,7 @@ class KnownSequence:
         )
 
     def scale(self, factor: float) -> None:
-        """Scale the measurements for larger inputs, and start over with the plan."""
+        """Scale the measurements for larger inputs, and record that the sequence needs a new plan."""
         self.num_over_budget = 0
         self.note(Event.PREMISES_CHANGED)
         self.outside_bytes = [round(factor * nbytes) for nbytes in self.outside_bytes]
@@ -579,8 +585,8 @@ def outside_bytes(stretches: list[Stretch], num_runs: int, before: list[int]) ->
 
 
 _MOST_IDLE: Final = 8
-"""Measured episodes without news, after which memwatch stops to measure every episode for the sake of a plan whose
-sequence does not run any more. A guess."""
+"""Measured episodes in a row whose sequences were settled already. After so many, memwatch stops waiting for a sequence
+whose plan was not measured: it probably does not run any more. A guess."""
 
 
 class KnownSequences(dict[Signature, KnownSequence]):
@@ -691,11 +697,13 @@ class SequencePlanner:
         wanted = None if budget_bytes is None else max(budget_bytes - sequence.unmodelled_bytes, 0)
         planned = plan_step(model, model.torch_partition_order(), wanted, self.options)
         graphs = [run.graph for run in sequence.runs]
+        # No plan fits: split ops in two, and plan again from the plan so far.
         parts = {graph: graph.split() for graph in set(graphs)} if planned.is_lowest else {}
         if any(parts.values()):
             model = self.model(sequence)
             order = model.with_parts(planned.orders.whole, [parts[graph] for graph in graphs])
             planned = plan_step(model, model.torch_partition_order(), wanted, self.options, [order])
+        # Still no plan fits: save random states, so that random ops can be recomputed.
         may_draw = planned.is_lowest and self.options.recompute
         states = {graph: graph.keep_random_states() for graph in set(graphs)} if may_draw else {}
         if any(states.values()):
@@ -710,9 +718,9 @@ class SequencePlanner:
     def plan_for_released_outputs(
         self, sequence: KnownSequence, budget_bytes: int | None, before: Orders
     ) -> Orders:
-        """Plan as if the program drops all outputs before the backward; return `before` if that is not lower.
+        """Plan as if the program dropped all outputs before the backward; return `before` if that is not lower.
 
-        The first step is measured, and shows which outputs the program holds.
+        The assumption may be wrong. The first step of the plan is measured, and shows which outputs the program holds.
         """
         error = sequence.error
         orders = self.plan(sequence, budget_bytes, outputs_released=True)

@@ -1,7 +1,7 @@
-"""The bytes that an episode may take: the budget, minus the gradients that earlier episodes of the same step made.
+"""Compute the bytes that an episode may take: the budget, minus the gradients of earlier episodes of the same step.
 
 A step of several micro-batches runs several episodes before its optimizer changes the parameters. The gradients of the
-earlier episodes stay alive in the later ones, so they count as part of the budget.
+earlier episodes stay alive during the later episodes, so they take a part of the budget.
 
 A share such as "60%" refers to the peak of eager PyTorch, from the first forward of the step to its last backward.
 Gradients that are older than the step do not count. But a backward that adds to existing gradients takes less memory
@@ -44,7 +44,7 @@ class StartGradients:
 
 
 class GradientTracker:
-    """Tells the gradients of the current step from older ones, for all parameters that the graphs train.
+    """Separates the gradients of the current step from older gradients, for all parameters that the graphs train.
 
     Args:
         device: device whose bytes count.
@@ -69,7 +69,7 @@ class GradientTracker:
                 self._old.update(self._gradient_bytes(item))
 
     def gradients_now(self) -> StartGradients:
-        """Return the gradients that exist now. A step has ended if a parameter was changed since the last call."""
+        """Return the gradients that exist now. If a parameter has changed since the last call, a new step has begun."""
         trained = {number: item for number, ref in self._trained.items() if (item := ref()) is not None}
         if len(trained) < len(self._trained):
             self._trained = {number: self._trained[number] for number in trained}
@@ -113,7 +113,7 @@ class GradientTracker:
 
 
 _MOST_TRIES: Final = 3
-"""Measurements of eager PyTorch in one situation that may end without a backward. A guess."""
+"""How often eager PyTorch is measured again in one situation, if the measurements end without a backward. A guess."""
 
 
 class StepBudget:
@@ -135,20 +135,21 @@ class StepBudget:
         self._tracker = GradientTracker(device)
         self._start = StartGradients()
         self._has_seen_gradients = False
-        self._eager_bytes: dict[bool, int] = {}  # with gradients older than the step, or without them
+        # peak of eager PyTorch in a step, by whether gradients older than the step exist
+        self._eager_bytes: dict[bool, int] = {}
         self._evaluation_bytes = 0
         self._has_measured = False  # a measured peak can be 0: an update in place allocates nothing
+        # the most bytes of the step's own gradients at the beginning of an episode, by the same flag
         self._kept_bytes: dict[bool, int] = {}
         self._kept_in_update_bytes = 0
+        # by the first graph of an episode and the same flag: these bytes when eager PyTorch was measured
         self._measured: dict[tuple[int, bool], int] = {}
+        # by the same key: measurements that were begun and not finished
         self._tries: dict[tuple[int, bool], int] = {}
 
     @property
     def whole_bytes(self) -> int | None:
-        """The budget of a whole step.
-
-        It is None if the user set none, and for a share until eager PyTorch was measured.
-        """
+        """The budget of a whole step. None without a budget, and for a share until eager PyTorch was measured."""
         most = max((self._evaluation_bytes, *self._eager_bytes.values()))
         if self._budget is None or (self.is_share and not self._has_measured):
             return None
@@ -168,7 +169,7 @@ class StepBudget:
 
     @property
     def update_bytes(self) -> int | None:
-        """The bytes that the step of an optimizer may take, beside the gradients of the step."""
+        """The bytes that the step of an optimizer may take, in addition to the gradients of the step."""
         whole = self.whole_bytes
         return None if whole is None else max(whole - self._kept_in_update_bytes, 0)
 
@@ -186,7 +187,7 @@ class StepBudget:
         self._tracker.note_parameters(args)
 
     def continue_step(self) -> None:
-        """Continue the step: the parameters have not changed since it began."""
+        """Record that the step goes on: no parameter has changed since it began. The known versions are older."""
         self._tracker.forget_versions()
 
     def note_gradients(self, graph: TracedGraph) -> bool:

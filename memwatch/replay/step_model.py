@@ -1,15 +1,15 @@
-"""A step as one program for the planner, and its plan within a budget.
+"""Describe a step as one program for the planner, and plan it within a budget.
 
-`StepModel` is the step: the graphs of a compiled callable, forward by forward, then backward. `plan_step` returns an
-order for each graph. The peak of the orders is never above the peak of torch's own partition.
+`StepModel` is the step: the forwards of all graphs of a compiled callable, then their backwards in reverse order.
+`plan_step` returns an order for each graph. Their peak is never above the peak of torch's own partition.
 
 The tensors that the first graphs save for their backward are alive while the later graphs run, so all graphs share one
-budget. At a graph break one graph passes its output to the next graph. Both then use one name for its storage. torch
+budget. At a graph break one graph passes its output to the next graph. The program has one buffer for both. torch
 runs each graph by itself, so `StepModel.cut` cuts the planned order into one order per graph.
 
-`order_of_torch` writes the step's order under torch's own partition. The partition lists the tensors that the forward
-keeps. The backward computes the others again, right before their use or, earlier, where torch's backward computes
-them.
+`order_of_torch` returns the step's order under torch's own partition. The partition lists the tensors that each forward
+saves. The backward recomputes the others, either right before their use, or at the place where torch's backward
+recomputes them.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class GraphRun:
         num_fwd_outputs: how many outputs belong to the forward; None without backward.
         saved: names of the nodes that torch's own partition saves for the backward.
         torch_backward_nodes: names of the nodes that the backward of this partition runs, in order.
-        values: symbol -> its value.
+        values: symbol of a dynamic size -> its value.
         inputs: addresses of the storages of its arguments; empty if unknown.
         outputs: addresses of the storages of its results; empty if unknown.
-        released: numbers of the outputs that the program had dropped before the backward in a measured step.
+        released: indices of the outputs that the program had dropped before the backward in a measured step.
         outside_bytes: the most bytes that the code after its forward allocated.
         kept_bytes: the part of these bytes that was alive when the next forward began.
     """
@@ -101,7 +101,7 @@ class GraphRun:
     kept_bytes: int = 0
 
     def size_of(self, size: Value) -> int:
-        """Return a size as a number."""
+        """Return a size, which may be symbolic, as a number."""
         if isinstance(size, int):
             return size
         found = size_at(size, self.values) if self.values else None
@@ -135,8 +135,8 @@ class Part:
     added_gradients: set[str] = field(default_factory=set)
 
 
-def holders(part: Part) -> dict[Name, str]:
-    """Return the buffers of a graph that can be moved out and back -> the name of the node whose value is the buffer.
+def _movable_buffers(part: Part) -> dict[Name, str]:
+    """Return the buffers of a graph that can be moved out and back, each with the name of the node that makes it.
 
     Outputs cannot be moved, because the program or another graph refers to them. A buffer that an op writes cannot be
     moved either, because the copy would be out of date.
@@ -206,6 +206,7 @@ class StepModel:
     def __init__(self, runs: Sequence[GraphRun], device: str) -> None:
         self._device = device
         self._parts: list[Part] = []
+        # address of a storage -> name of its buffer, to find the storages that graphs share
         self._produced: dict[int, str] = {}
         self._external: dict[int, str] = {}
         for number, run in enumerate(runs):
@@ -216,12 +217,12 @@ class StepModel:
             for spec in (*part.forward_ops, *part.backward_ops)
         }
         self.graph = self._build()
-        self._holders = {
+        self._movable_nodes = {
             name: (number, node)
             for number, part in enumerate(self._parts)
-            for name, node in holders(part).items()
+            for name, node in _movable_buffers(part).items()
         }
-        self.movable = frozenset(self._holders)
+        self.movable = frozenset(self._movable_nodes)
 
     def text_of(self, name: Name) -> str:
         """Return a name of an op for messages: its overload and the line of the program that called its forward."""
@@ -253,12 +254,12 @@ class StepModel:
         reader = GraphReader(prefix, known, run.size_of, workspaces)
         crossing = None if run.num_fwd_outputs is None else first_backward_node(run.module.graph)
         outputs = list(leaves(run.module.graph.output_node().args))[: run.num_fwd_outputs]
-        turn = -1
+        num_forward = None
         for node in run.module.graph.nodes:
             if node is crossing:
-                turn = len(reader.ops)
+                num_forward = len(reader.ops)
             reader.read(node)
-        early, late = (reader.ops, []) if turn < 0 else (reader.ops[:turn], reader.ops[turn:])
+        early, late = reader.ops[:num_forward], [] if num_forward is None else reader.ops[num_forward:]
         part = Part(run, reader, prefix, early, late, _buffers(reader, outputs), _released(run, reader))
         for node, address in addresses.items():
             if reader.buffers[node] and address not in self._produced:
@@ -320,10 +321,11 @@ class StepModel:
                     keep.pop(gradient, None)
                 else:
                     has_gradient.add(source)
-            flown = [name for output in part.passed_on for name in arriving.get(output, [])]
-            flown += [part.prefix + KEPT] if part.run.kept_bytes else []
+            # the code before this backward reads the gradients that later graphs computed for its outputs
+            read = [name for output in part.passed_on for name in arriving.get(output, [])]
+            read += [part.prefix + KEPT] if part.run.kept_bytes else []
             tangents: dict[Name, int] = dict(part.reader.tangents)
-            ops.append(OpSpec(part.prefix + BOUNDARY, flown, tangents, 0.0, effect=Effect.UNKNOWN))
+            ops.append(OpSpec(part.prefix + BOUNDARY, read, tangents, 0.0, effect=Effect.UNKNOWN))
             ops += part.backward_ops
             if part.added_gradients:
                 ops.append(
@@ -340,10 +342,10 @@ class StepModel:
         return Graph.build(ops, [name for name in keep if name in made | used], external_nbytes=inputs)
 
     def torch_partition_order(self) -> list[Name] | None:
-        """Return the step's order under torch's own partition; None if its orders are invalid.
+        """Return the step's order under torch's own partition; None if no such order is valid.
 
-        Tensors that the partition does not save are computed again. There are two orders. One computes these tensors
-        where torch's backward does, the other right before their use. The order with the lower peak is returned.
+        Tensors that the partition does not save are recomputed. Two orders are tried: they are recomputed where torch's
+        backward does it, or right before their use. The result is the order with the lower peak.
         """
         orders = [order_of_torch(self._parts, self.graph, as_torch=as_torch) for as_torch in (False, True)]
         peaks = [
@@ -402,10 +404,10 @@ class StepModel:
         ]
 
     def cut(self, order: Sequence[Name]) -> Orders | None:
-        """Cut a planned order of the step into one order per graph; None if the result is invalid.
+        """Cut a planned order of the step into one order per graph; return None if the result is invalid.
 
-        An op can only run while its own graph runs. An op at a place where another graph runs moves to the next place
-        where its own graph runs.
+        An op can only run while its own graph runs. An op that is planned while another graph runs moves to the next
+        place where its own graph runs.
         """
         early: list[list[Name]] = [[] for _ in self._parts]
         late: list[list[Name]] = [[] for _ in self._parts]
@@ -415,9 +417,9 @@ class StepModel:
             if name in leave:
                 left.add(leave[name])
             elif name in self._owner or isinstance(name, Move):
-                number = self._holders[name.what][0] if isinstance(name, Move) else self._owner[name]
+                number = self._movable_nodes[name.what][0] if isinstance(name, Move) else self._owner[name]
                 is_early = number not in left or self._parts[number].run.num_fwd_outputs is None
-                # a buffer that should be moved out while another graph runs is moved out before that graph runs
+                # if the plan moves a buffer out while another graph runs, move it out before that graph runs
                 is_out = isinstance(name, Move) and name.kind == StepKind.OFFLOAD
                 is_early |= is_out and not late[number] and self._makes_early(number, name)
                 (early if is_early else late)[number].append(name)
@@ -444,7 +446,7 @@ class StepModel:
 
     def _own_step(self, prefix_chars: int, name: Name) -> str | Move:
         if isinstance(name, Move):
-            return Move(name.kind, self._holders[name.what][1])
+            return Move(name.kind, self._movable_nodes[name.what][1])
         return str(name)[prefix_chars:]
 
     def _extra_cost(self, order: Sequence[Name]) -> float:
@@ -500,7 +502,7 @@ def order_of_torch(parts: Sequence[Part], graph: Graph, *, as_torch: bool) -> li
 
 
 class _OrderWriter:
-    """Writes the order op by op, and tracks which buffers exist."""
+    """Writes the order op by op, and tracks which buffers exist at this point."""
 
     def __init__(self, parts: Sequence[Part], graph: Graph) -> None:
         self.order: list[Name] = []
@@ -513,19 +515,21 @@ class _OrderWriter:
             for spec in (*part.forward_ops, *part.backward_ops)
             for name in spec.makes
         }
-        self._there: set[Name] = {
+        self._existing: set[Name] = {
             name for part in parts for name in (*part.reader.inputs, *part.reader.tangents)
         }
-        self._there.update(name for spec in self._early.values() for name in spec.writes)
-        self._again = {name for name, may in zip(graph.op_names, graph.op_recomputable, strict=True) if may}
+        self._existing.update(name for spec in self._early.values() for name in spec.writes)
+        self._recomputable = {
+            name for name, may in zip(graph.op_names, graph.op_recomputable, strict=True) if may
+        }
 
     def forward(self, part: Part) -> None:
-        """Append the ops of a forward. Afterwards only the saved buffers and the outputs exist."""
+        """Append the ops of a forward. Only the saved buffers exist for the backward afterwards."""
         self.order += [spec.name for spec in part.forward_ops]
         self.order.append(part.prefix + LEAVE)
         for node, names in part.reader.buffers.items():
             if node.name in part.run.saved:
-                self._there.update(names)
+                self._existing.update(names)
 
     def backward(self, part: Part, *, as_torch: bool) -> None:
         """Append the ops of a backward, with the recomputed ops."""
@@ -542,9 +546,9 @@ class _OrderWriter:
 
     def _need(self, name: Name) -> None:
         spec = self._maker.get(name)
-        if name in self._there or spec is None:
+        if name in self._existing or spec is None:
             return
-        if spec.name in self._late or spec.name in self._again:
+        if spec.name in self._late or spec.name in self._recomputable:
             self._run(spec)
 
     def _run(self, spec: OpSpec) -> None:
@@ -555,7 +559,7 @@ class _OrderWriter:
         for read in (*spec.reads, *spec.writes):
             self._need(read)
         self.order.append(spec.name)
-        self._there.update(spec.makes)
+        self._existing.update(spec.makes)
 
 
 _MOST_TRIES: Final = 3
@@ -660,12 +664,15 @@ def program_order(model: StepModel) -> Orders:
 
 
 _MOST_GRAPHS: Final = 32
-"""Graphs of the planner that are remembered, the latest ones. A guess."""
+"""Number of graphs that `equal_graph` remembers, the latest ones. A guess."""
 _graphs: Final[OrderedDict[tuple[str, bytes], Graph]] = OrderedDict()
 
 
 def equal_graph(graph: Graph) -> Graph:
-    """Return the equal graph that was planned before, if any. The planner remembers its plans for other budgets."""
+    """Return an equal graph from an earlier call, or else this one.
+
+    The planner remembers the plans of a graph for other budgets, and finds them only by the same object.
+    """
     key = fingerprint(graph), graph.op_workspace_bytes.tobytes()
     found = _graphs.setdefault(key, graph)
     _graphs.move_to_end(key)

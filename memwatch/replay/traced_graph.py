@@ -1,18 +1,21 @@
-"""A graph of a compiled callable, and its variants: each variant is a forward and a backward in a planned order.
+"""Hold one graph of a compiled callable, and its variants. A variant is a forward and a backward in a planned order.
 
-When AOTAutograd compiles, it needs one forward and one backward. It gets functions that run the current variant, so
-memwatch can plan a graph again without another trace. AOTAutograd accepts any number of saved tensors that a forward
-returns. The last of them is a tag with the number of the variant, so that the backward runs the same variant.
+AOTAutograd compiles one forward and one backward. memwatch gives it two functions that run the current variant. So
+memwatch can plan a graph again without another trace. The backward has to run the same variant as the forward. So each
+forward returns one more tensor after its saved tensors, the *tag*, which holds the number of the variant. The first
+variant has no tag, and is known by the number of its saved tensors.
 
-In a graph of dynamo, the compiler has to draw the random numbers of a checkpointed region again. When memwatch runs a
-graph as eager PyTorch does, it compiles nothing. So it calls torch's own `checkpoint` for the region.
+In a graph of dynamo, the compiler must repeat the random numbers of a checkpointed region. When memwatch runs a graph
+as eager PyTorch does, no compiler takes part. So memwatch calls torch's own `checkpoint` for the region.
 
-The backward of a convolution is split into two ops: the gradients of the weights, and the gradient of the input. Both
-run the kernels that the one op runs. Each frees its workspace before the other begins, which allows a lower peak.
+The backward of a convolution can be split into two ops. The first computes the gradient of the input, the second the
+gradients of the weights and the bias. Together they run the same kernels as the single op. Each frees its workspace
+before the other begins, which allows a lower peak.
 
-AOTAutograd traces a program without its in-place ops. It copies new values into the inputs at the very end, after the
-backward even if the copy belongs to the forward. The new values would take memory until then. So `place_writes` moves
-each copy forward: behind the op that makes the new value, and behind the last op that reads the old one.
+AOTAutograd traces a program without its in-place ops. If the program writes an input, the graph copies the new value
+into the input at its very end. This is after the backward, even if the forward writes the input. The new value would
+take memory until then. So `place_writes` moves each copy forward: behind the op that makes the new value, and behind
+the last op that reads the old value.
 """
 
 from __future__ import annotations
@@ -159,7 +162,8 @@ class Variant:
         num_saved: how many tensors the forward saves for the backward.
         numbers: types of the numbers that it saves after the tensors.
         tag: a tensor that holds `number`.
-        tail: copies of the tag that fill up the saved tensors, if the variant saves no numbers; empty in the first.
+        tail: the tag once, and once more for each tensor that the first variant saves in addition. The forward returns
+            it after the saved tensors. It is empty in the first variant.
     """
 
     number: int
@@ -239,7 +243,7 @@ class TracedGraph:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it has no backward, although its inputs need gradients or it is an update."""
+        """Whether it has no backward, and its inputs need gradients or it is an update."""
         return self.is_update or (self.num_fwd_outputs is None and self._has_trained_inputs)
 
     @property
@@ -252,14 +256,14 @@ class TracedGraph:
         return {symbol: int(args[place]) for place, symbol in self._symbols if symbol is not None}
 
     def is_larger(self, args: Sequence[Any]) -> bool:
-        """Return True for a call with a size that is larger than all planned sizes."""
+        """Return True if a symbolic size of a call is larger than in all plans."""
         if not self.hints:
             return False
         largest = self.largest
         return any(value > largest.get(symbol, value) for symbol, value in self.values(args).items())
 
     def record_sizes(self, args: Sequence[Any]) -> float:
-        """Record the sizes of a call; return the factor by which they exceed all earlier sizes."""
+        """Record the symbolic sizes of a call; return the product of the factors by which they exceed the largest."""
         factor = 1.0
         for symbol, value in self.values(args).items():
             known = self.largest.get(symbol, value)
@@ -270,6 +274,7 @@ class TracedGraph:
     def trace(self, joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int | None) -> bool:
         """Set the graph that AOTAutograd traced; return True if it can be planned."""
         placeholders = joint.graph.find_nodes(op="placeholder")
+        # AOTAutograd may add inputs that are neither arguments nor gradients. memwatch does not plan such graphs.
         known = all(is_tangent(node) or "primals" in str(node.target) for node in placeholders)
         if num_fwd_outputs is not None and (not known or any(map(_is_unchecked, joint.graph.nodes))):
             return False
@@ -319,7 +324,8 @@ class TracedGraph:
         forward = self._compiler(modules[0], is_backward=False)
         backward = None if modules[1] is None else self._compiler(modules[1], is_backward=True)
         number, tag = len(self.variants), _tag(len(self.variants))
-        # AOTAutograd marks sizes of the tensors that the first variant saved, so every variant returns as many tensors
+        # AOTAutograd marks the dynamic sizes of saved tensors, as many as the first variant saved. So every variant
+        # returns at least as many tensors.
         tail = (tag,) * (max(self.variants[0].num_saved - len(tensors), 0) + 1) if self.variants else ()
         kinds = tuple(map(_kind_of, symbols))
         variant = Variant(number, tuple(order), forward, backward, len(tensors), kinds, tag, tail)
@@ -367,12 +373,11 @@ class TracedGraph:
         return found
 
     def _variant_of(self, args: list[Any]) -> tuple[Variant, list[Any]]:
-        """Return the variant of a tag, and the arguments of its backward. Empty the list of AOTAutograd."""
+        """Return the variant of the tag in the arguments, and the arguments of its own backward. Empty the list."""
         first_tangent = len(args) - self._num_tangents
         tag = args[first_tangent - 1]
         variant, numbers = self._of_tag.get(id(tag)), []
-        # the variant saves numbers, or saved-tensor hooks of the program replaced the tag
-        if variant is None:
+        if variant is None:  # the tag was made in `forward`, or the program's saved-tensor hooks replaced it
             number, *ints = tag.tolist()
             variant = self.variants[number]
             numbers = list(map(_of_int, variant.numbers, ints))
@@ -383,8 +388,8 @@ class TracedGraph:
 
 
 def boxed(function: Boxed) -> Boxed:
-    """Return a function that AOTAutograd calls with a list it may empty."""
-    run = partial(function)  # a method takes no attribute
+    """Return a function that AOTAutograd calls with one list of arguments, which the function empties."""
+    run = partial(function)  # a bound method cannot have attributes
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
@@ -392,7 +397,7 @@ def boxed(function: Boxed) -> Boxed:
 def _torch_partition(
     joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the names of the nodes that torch's own partition saves, and of its backward's nodes."""
+    """Return the names of the nodes that torch's own partition saves, and the names of the nodes of its backward."""
     copy = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
@@ -408,8 +413,8 @@ def _torch_partition(
 def _tag(number: int) -> torch.Tensor:
     """Return a tensor that holds a number.
 
-    The tensor is real, because a fake one, which AOTAutograd's tracing would make, is slow to read. Its memory comes
-    from numpy. torch's allocator would count it, if a graph is compiled while a step is measured.
+    The tensor is real. A fake one, which torch makes while AOTAutograd traces, is slow to read. The memory comes from
+    numpy. Memory of torch would count if a graph is compiled while a step is measured.
     """
     with without_modes():
         return torch.from_numpy(np.array([number]))
@@ -437,7 +442,10 @@ def _of_int(kind: type, bits: int) -> float:
 
 
 def _is_unchecked(node: fx.Node) -> bool:
-    """Return True for a tensor whose in-place changes autograd would not notice: how many there are must not vary."""
+    """Return True for a saved tensor that autograd does not check for in-place changes.
+
+    AOTAutograd expects the same number of such tensors from each call, so variants could not save different ones.
+    """
     return bool(node.meta.get("saved_tensor_with_no_vc_check"))
 
 
@@ -445,7 +453,7 @@ _COPY: Final = torch.ops.aten.copy_.default
 
 
 def place_writes(graph: fx.Graph, *, has_backward: bool) -> None:
-    """Let a traced graph write its inputs where the program does."""
+    """Move the copies into inputs to where the program writes the inputs; see the module's docstring."""
     write_statistics(graph)
     end = first_backward_node(graph) if has_backward else graph.output_node()
     nodes = list(graph.nodes)
@@ -467,14 +475,14 @@ def place_writes(graph: fx.Graph, *, has_backward: bool) -> None:
 
 
 def _last_item(node: fx.Node) -> fx.Node:
-    """Return the last of the nodes that unpack the results of a node right behind it."""
+    """Return the last of the `getitem` nodes right behind a node, or the node itself."""
     while node.next.target is operator.getitem:
         node = node.next
     return node
 
 
 def _readers_of(nodes: list[fx.Node], written: fx.Node) -> Iterator[fx.Node]:
-    """Yield the nodes that use memory of a node, also through views."""
+    """Yield the nodes that use the memory of a node, directly or through views."""
     storages = set(_storages_of(written))
     for node in nodes:
         if any(storages & set(_storages_of(used)) for used in node.all_input_nodes):

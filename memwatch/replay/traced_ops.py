@@ -1,16 +1,14 @@
-"""The ops of a traced graph that need care to run as in eager PyTorch, or to run again: random ops and batch norms.
+"""Handle the ops of a traced graph that do not run as in eager PyTorch, or cannot simply run again.
 
-Before a random op runs first, the graph saves the state of the generator as a tensor. The second run sets the generator
-to this state, draws, and then restores the present state. `torch.utils.checkpoint` does the same. This works for ops on
-the CPU.
-
-torch.compile traces dropout as one fused op, which eager PyTorch runs on accelerators only. On the CPU, eager PyTorch
-divides the kept numbers. The fused op multiplies them by the inverse, which rounds differently. The functions here draw
-the same numbers, use the same mask, and round as eager PyTorch does.
-
-In a traced graph, a batch norm returns new statistics, and a later op copies them into the old ones. Here the batch
-norm writes them in place, as in eager PyTorch, so that no new statistics wait for the copy. Then it can also run again.
-The second run leaves the statistics out, which leaves its other results the same.
+- **Random ops.** Before the first run of a random op, the graph saves the state of the generator as a tensor. The
+  second run sets the generator to this state, draws, and then restores the state that the generator had before.
+  `torch.utils.checkpoint` does the same. This works for ops on the CPU.
+- **Dropout.** torch.compile traces dropout as one fused op, which eager PyTorch runs on accelerators only. On the CPU,
+  eager PyTorch divides the kept numbers. The fused op multiplies them by the inverse, which rounds differently. The
+  functions here draw the same numbers, use the same mask, and round as eager PyTorch does.
+- **Batch norms.** In a traced graph, a batch norm returns new statistics, and a later op copies them into the old ones.
+  Here the batch norm writes the statistics in place, as in eager PyTorch, so that no memory waits for the copy. This
+  also allows it to run again: the second run gets no statistics, and its other results are the same.
 """
 
 from __future__ import annotations
@@ -64,12 +62,12 @@ def cpu_kernel_of(op: Any) -> Any:
 def kernel_of(node: fx.Node) -> Any:
     """Return the function that runs a node as eager PyTorch does."""
     values = [item for item in leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
-    return cpu_kernel_of(node.target) if _drops(node) and values[0].device.type == "cpu" else node.target
+    return cpu_kernel_of(node.target) if _is_dropout(node) and values[0].device.type == "cpu" else node.target
 
 
 def with_dropouts_of_eager(module: fx.GraphModule) -> fx.GraphModule:
     """Return a graph that computes dropout as eager PyTorch does; the given graph if it has no dropout."""
-    if not any(map(_drops, module.graph.nodes)):
+    if not any(map(_is_dropout, module.graph.nodes)):
         return module
     copy = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
@@ -79,12 +77,12 @@ def with_dropouts_of_eager(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, copy)
 
 
-def _drops(node: fx.Node) -> bool:
+def _is_dropout(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _ON_CPU
 
 
 STATE_BYTES: Final = torch.default_generator.get_state().numel()
-"""Bytes of a generator's state. A second run needs as many bytes to save the present state."""
+"""Bytes of a generator's state. A second run needs as many bytes, to save the generator's state before it."""
 _STATE: Final = "memwatch_state"
 """Key in `meta` of a random node: the node that saves the state before it."""
 _DRAWN: Final = "memwatch_drawn"
@@ -97,7 +95,7 @@ def read_state() -> torch.Tensor:
 
 
 def draw_again(state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a random op with the generator in a saved state, and restore the present state."""
+    """Run a random op with the generator in a saved state, and restore the state that it had before."""
     before = read_state()
     torch.default_generator.set_state(state)
     try:
@@ -164,7 +162,7 @@ def write_statistics(graph: fx.Graph) -> None:
     if not can_compute_batch_norms_again():
         return
     for node in graph.find_nodes(op="call_function", target=_NORM_BACKWARD):
-        # it takes the statistics as arguments and does not read them
+        # in training, the backward takes the statistics as arguments but does not read them
         if node.args[_TRAINING_OF_BACKWARD] is True:
             for place in _STATISTICS:
                 node.update_arg(place, None)
@@ -182,7 +180,10 @@ def write_statistics(graph: fx.Graph) -> None:
 
 
 def _chains_of_whole_norms(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Return the chain of each copy. Drop chains with a batch norm whose second statistic is in no chain."""
+    """Return the chain of each copy; see `_chain`.
+
+    A batch norm has two statistics. If only one of them is in a chain, that chain is left out.
+    """
     chains: dict[fx.Node, list[fx.Node]] = {}
     for copy in graph.find_nodes(op="call_function", target=_COPY):
         found = _chain(copy)
@@ -198,7 +199,11 @@ def _chains_of_whole_norms(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _chain(copy: fx.Node) -> list[fx.Node]:
-    """Return the chain of new statistics between an input and the copy into it; empty if another op uses them."""
+    """Return the new statistics that a copy writes into an input, the latest first; empty if another op uses them.
+
+    There are several if the program calls the batch norm several times. Each call then updates the statistics of the
+    call before it.
+    """
     values: tuple[Any, ...] = copy.args
     written, item = values[:2]
     found: list[Any] = []
@@ -239,7 +244,7 @@ def written_once(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def remove_statistics(node: fx.Node) -> None:
-    """Replace a batch norm that runs again by a batch norm that writes no statistics."""
+    """If a node that runs again is a batch norm, replace it by a batch norm that writes no statistics."""
     if written_once(node):
         x, weight, bias, _, _, *rest = node.args
         node.target = WITHOUT_STATISTICS

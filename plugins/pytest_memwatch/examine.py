@@ -59,14 +59,18 @@ _LEAST_RUNS: Final = 2
 Body = Callable[..., Any]
 """The function of a test, called with its fixture values."""
 MOST_TESTS: Final = 20
+"""Tests in which memwatch searches for the line of one cause."""
 MOST_OPS: Final = 20_000
-"""Tests in which the line of one cause is looked for, and ops in them: half a second's work, or one test's."""
+"""The search ends after the test in which these tests have run so many ops: half a second's work."""
 _GROWTH: Final = "growth"
-"""Stands among the causes for a tensor that may have become larger: only what it was made of tells."""
+"""Key in `LineSearch`, beside the causes, for tests that may have replaced a tensor by a larger one.
+
+Only recorded ops show whether they have.
+"""
 Line = tuple[str, int, str]
 """File, line and function."""
 Lines = tuple[Line | None, Line | None]
-"""The line that made a storage, and the one that called its function."""
+"""The line that made a storage, and the line that called its function."""
 
 
 def is_unittest(item: pytest.Item) -> bool:
@@ -81,7 +85,7 @@ def is_doctest(item: pytest.Item) -> bool:
 
 @contextmanager
 def examined_doctest(item: pytest.Item, examination: Examination) -> Iterator[None]:
-    """Examine the examples of a doctest, while the block lasts: once, for they leave their namespace empty."""
+    """Examine the examples of a doctest while the block lasts. They run once, because they clear their namespace."""
     body = functools.partial(_without_shown_value, item.runtest)
     item.runtest = functools.partial(examination.run, body, (), {})  # type: ignore[assignment, method-assign]
     try:
@@ -94,8 +98,8 @@ def examined_doctest(item: pytest.Item, examination: Examination) -> Iterator[No
 def _without_shown_value(run: Callable[[], None]) -> None:
     """Run the examples of a doctest, and drop the value that the last of them displayed.
 
-    `sys.__displayhook__` keeps it in `builtins._`, where no code of the program put it. If an example itself stores
-    something there, as `gettext.install` does, it stays.
+    `sys.__displayhook__` keeps the value in `builtins._`. If an example itself stores an object there, as
+    `gettext.install` does, that object stays.
     """
     __tracebackhide__ = True
     names = vars(builtins)
@@ -127,7 +131,7 @@ def _without_shown_value(run: Callable[[], None]) -> None:
 
 @contextmanager
 def examined(item: pytest.Function, examination: Examination) -> Iterator[None]:
-    """Replace the body of a test, while the block lasts, by a function that examines it."""
+    """While the block lasts, replace the body of a test by a function that examines it."""
     body = item.obj
     wrapped = _around(body, examination)
     item.obj = wrapped
@@ -210,7 +214,7 @@ class Examination:
     async def run_async(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a body inside a running event loop.
 
-        It runs once only, as its event loop ends with it; so leaks are judged by this single pass.
+        The body runs only once, because its event loop ends with it. So this single pass decides about leaks.
         """
         __tracebackhide__ = True
         with self._measuring(), self._checking_one_pass(force=self.checks.growth is not None):
@@ -219,7 +223,10 @@ class Examination:
         return result
 
     def repeats_subtest(self, *, failed: bool) -> bool:
-        """Return True if the first run of the body, or an earlier one that failed, has shown its subtests already."""
+        """Return True if an earlier run of the body has shown its subtests already.
+
+        Failed subtests are shown once too: those of the first run with a failure.
+        """
         run = self._repeated.calls
         if failed and self._failing_run in (0, run):
             self._failing_run = run
@@ -227,7 +234,7 @@ class Examination:
         return run > 1
 
     def explain(self, error: BaseException) -> None:
-        """Add to an error of a subtest in which run of the body it was raised."""
+        """Add a note to an error of a subtest. It says in which run of the body the error was raised."""
         self._repeated.explain(error)
 
     @property
@@ -239,7 +246,7 @@ class Examination:
 
     @property
     def may_be_emptied(self) -> bool:
-        """Whether the test failed only because live objects keep tensors, without asking for the check."""
+        """Whether the test failed only for tensors that live objects keep, and did not ask for the check itself."""
         is_leak = self.data["failed"] == "leak" and self.checks.single_pass
         return (
             is_leak
@@ -249,11 +256,11 @@ class Examination:
 
     @property
     def is_emptied(self) -> bool:
-        """Whether all that such a test left is free by now."""
+        """Whether all tensors that such a test left are free by now."""
         return all(ref() is None for refs in self._left.values() for ref in refs)
 
     def is_freed(self, cause: str) -> bool:
-        """Return True if all that the test left by one cause, and that a live root kept, is free by now."""
+        """Return True if all tensors that the test left for one cause, and that a live root kept, are free by now."""
         refs = self._left.get(cause, [])
         return bool(refs) and all(ref() is None for ref in refs)
 
@@ -356,7 +363,7 @@ class Examination:
             self._note_lines(measurement)
 
     def _note_lines(self, measurement: Measurement) -> None:
-        """Note the lines that made the memory at the peak, unless that was done. It takes longer than a small test."""
+        """Note the lines that made the memory at the peak, but only once, because it takes longer than a small test."""
         if self.data.get("top") is None:
             settings = self._settings
             self.data["top"] = largest_lines(
@@ -483,7 +490,7 @@ def _causes_from(root: Path | None) -> Iterator[None]:
 
 @functools.cache
 def _known_causes() -> KnownCauses:
-    """Return what the tests of this process have leaked so far: a cause is searched for once."""
+    """Return the causes of the leaks of this process so far, so that memwatch searches for each cause once."""
     from memwatch.leaks.known_causes import KnownCauses
     from memwatch.leaks.ledger import follow
 
@@ -493,13 +500,13 @@ def _known_causes() -> KnownCauses:
 
 @functools.cache
 def _line_search() -> LineSearch:
-    """Return what of the leaks of this process only the lines that make tensors would tell."""
+    """Return the search of this process for the lines that make leaked tensors."""
     return LineSearch()
 
 
 @functools.cache
 def _fixture_growth() -> FixtureGrowth:
-    """Return what the fixtures of this process keep."""
+    """Return the storages that the fixtures of this process keep."""
     return FixtureGrowth()
 
 
@@ -524,8 +531,8 @@ def end_checks() -> dict[str, list[int]]:
 def _without_instance(body: Body) -> Body:
     """Return the function of a test method, without the object that the method is bound to.
 
-    pytest makes a new object for each test and drops it afterwards. So it is no leak if a list that `setUp` made grows
-    with each run of the body. A list of the class or of a module is found by other paths.
+    pytest makes a new object for each test and drops it afterwards. So a list that `setUp` made may grow with each run
+    of the body, and is not a leak. A list of the class or of a module is found by other paths.
     """
     inner: object = body
     while type(inner) is types.FunctionType:  # a plugin such as pytest-asyncio may have wrapped the method
@@ -573,14 +580,17 @@ def _exact(nbytes: int, other: int) -> str:
 
 
 class _Left(NamedTuple):
-    """How far a search goes on."""
+    """The tests and ops after which the search for one line ends."""
 
     tests: int = MOST_TESTS
     ops: int = MOST_OPS
 
 
 class LineSearch:
-    """The leaks so far whose lines only a look at every op would show."""
+    """Decides whether the next test records the line of each op, to find the lines of leaks.
+
+    It does so for a limited number of tests after a leak with an unknown line.
+    """
 
     def __init__(self) -> None:
         self._left: dict[str, _Left] = {}
@@ -588,7 +598,7 @@ class LineSearch:
 
     @property
     def is_on(self) -> bool:
-        """Whether the next test is to note lines."""
+        """Whether the next test has to record lines."""
         return any(left.tests > 0 and left.ops > 0 for left in self._left.values())
 
     def learn(self, leaks: Iterable[Leak], *, noted_ops: int | None, may_have_grown: bool) -> None:
@@ -614,7 +624,7 @@ class LineSearch:
                 self._left[_GROWTH] = _Left()
 
     def is_first_growth(self, leak: Leak) -> bool:
-        """Return True for a tensor that became larger in one test so far, as scratch memory may."""
+        """Return True for a tensor that became larger, as scratch memory may, if its cause is new."""
         if not leak.grows or leak.cause in self._grown:
             return False
         self._grown.add(leak.cause)
@@ -623,7 +633,7 @@ class LineSearch:
 
 
 class FixtureGrowth:
-    """The storages that tests put into fixtures which outlive them; keeps none of them alive."""
+    """Weak references to the storages that tests put into fixtures that outlive them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[weakref.ref[Any]]] = {}
@@ -663,7 +673,7 @@ def lasting_fixtures(item: pytest.Item) -> dict[str, object]:
 
 
 def _with_lines(leaks: Iterable[Leak], readings: Sequence[Reading]) -> list[Leak]:
-    """Return leaks with their lines, of those where one line made every storage of the size that the test left."""
+    """Return leaks. Add the line to a leak if one line made all storages of its size."""
     return [leak if leak.site or leak.grows else _with_line(leak, readings) for leak in leaks]
 
 

@@ -1,4 +1,4 @@
-"""Decide which leaks do not count: a rule of the user names them, or they may be caches or the work of test tools."""
+"""Decide which leaks do not count: a rule of the user matches them, or a cache or a test tool may be the cause."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class IgnoreRule:
     """A rule for leaks that do not count.
 
     Attributes:
-        pattern: a shell-style pattern, or a plain text. The plain text matches wherever it occurs in the leak.
-        reason: why such a leak does not count. The report shows it.
+        pattern: a shell-style pattern, or a plain text, which may occur anywhere in a text of the leak.
+        reason: the reason why such a leak does not count. The report shows it.
     """
 
     pattern: str
@@ -95,10 +95,10 @@ _IMPORT_SYSTEM: Final = "<frozen importlib"
 
 
 def kept_by_cache(leak: Leak) -> bool:
-    """Return True if one pass over this holder may be the first fill of a cache, or of a name that has one value.
+    """Return True if the leak may be the first value of a cache, or of a name that has one value.
 
-    A list or a set that got longer is not a cache, and neither is a table of hooks. A cache never keeps the autograd
-    graph of its values. One tensor that became larger is not a first fill.
+    Some leaks are never this: a list or a set that got longer, a table of hooks, values that keep their autograd graph,
+    and a tensor that became larger.
     """
     if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
         return False
@@ -121,9 +121,9 @@ def kept_by_cache(leak: Leak) -> bool:
 def made_by_machinery(leak: Leak) -> bool:
     """Return True if pytest, mock, the import system or torch closes the cycle, not the code under test.
 
-    `with pytest.raises(...) as info` refers to the call it stands in. Every MagicMock refers to itself, and to
-    the arguments it was called with. A module that a running call imports for the first time may keep the frames of
-    that call until gc runs. torch.fx does so in the first optimizer step of a process.
+    The `info` of `with pytest.raises(...) as info` refers to the running call. Every MagicMock refers to itself, and to
+    the arguments of its calls. If a running call imports a module for the first time, the module may keep the frames of
+    this call until gc runs. For example, the first optimizer step of a process imports torch.fx.
     """
     from memwatch.leaks.torchs_cycles import ends_of, is_closed_by_torch
 

@@ -24,7 +24,7 @@ class Measurement:
         holders_from_bytes: they search only while the block's own live bytes are at least this.
 
     Attributes:
-        readings: the finished profiles in their order: of the measurement, and of the block itself.
+        readings: the finished profiles in order, those of the measurement and those of the block.
         own: number of finished profiles of the block itself. A profile that it entered twice counts twice.
     """
 
@@ -78,7 +78,7 @@ class Measurement:
             raise
 
     def keep(self, profile: Profile) -> None:
-        """Keep the figures of a profile that the block enters again: its next recording replaces this one."""
+        """Keep the figures of a profile that the block enters again, because its next recording replaces this one."""
         from memwatch.reading import Reading
 
         self.readings = [Reading(each.capture) if each is profile else each for each in self.readings]
@@ -202,7 +202,7 @@ def _allocations(reading: Reading, device: str) -> int:
 
 
 def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[str, Any]]:
-    """Return the lines that made the storages of `_most_at_once`, largest first; the op and stack of the first each.
+    """Return the lines that made the storages of `_most_at_once`, largest first. Each has op and stack of one storage.
 
     Args:
         reading: the profile.

@@ -2,9 +2,9 @@
 
 The report of a test that left tensors in a registry may have to wait for the next test's setup. Some suites clear their
 registries at the start of each test (`pyro.clear_param_store()` in `setup_method`), others in the teardown of a
-fixture. The body of a test has ended by then, and its report is due. So pytest is given a report that nobody shows or
-counts, and the real one follows: passed if all the tensors are free by then, else failed. The report of a test whose
-tensors caches or names keep waits too, because the end of `monkeypatch` may free them.
+fixture. But pytest wants the report of a test right after its body. So the plugin first gives pytest a report that
+nobody shows or counts. The real report follows: passed if all the tensors are free by then, and failed otherwise. If
+caches or names keep tensors of a test, its report waits too, because the end of `monkeypatch` may free them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LONGEST = 80  # characters of a text in a report; a guess
 EXAMINATION: Final[pytest.StashKey[Examination]] = pytest.StashKey()
 _UNCOUNTED: Final = "setup"
-"""The phase of which pytest and other plugins neither show nor count a report that passed."""
+"""A phase of a test. If a report of this phase has passed, pytest and other plugins neither show nor count it."""
 
 
 class PeakError(MemwatchError, AssertionError):
@@ -80,7 +80,7 @@ def running_examination(item: pytest.Item) -> Examination | None:
 
 
 def uncounted(report: pytest.TestReport) -> pytest.TestReport:
-    """Return a report in place of the given one that nobody shows or counts."""
+    """Return a copy of a report that nobody shows or counts."""
     copied = copy.copy(report)
     copied.when, copied.outcome, copied.longrepr = _UNCOUNTED, "passed", None
     copied.sections = []
@@ -174,7 +174,7 @@ class Postponed:
         error = None if call.excinfo is None else call.excinfo.value
         if error is None or error is not examination.error:
             return report
-        # the calls in its traceback keep the values of the test's fixtures alive, and these the tensors
+        # its traceback keeps the values of the test's fixtures alive, and they keep the tensors alive
         error.__traceback__ = None
         if getattr(sys, "last_value", None) is error:
             sys.last_traceback = None
@@ -183,7 +183,7 @@ class Postponed:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Judge the tests before once a test is set up; a test that is skipped sets nothing up."""
+        """Judge the earlier tests once a test was set up. A skipped test sets nothing up."""
         yield
         self._judge()
 
@@ -200,7 +200,7 @@ class Postponed:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Judge what waits where the session was stopped."""
+        """Judge the tests that still wait, if the session was stopped."""
         self._judge()
 
     def _judge(self) -> None:
@@ -225,7 +225,7 @@ def _forget_leaks(report: pytest.TestReport) -> None:
 
 
 def _move_freed(data: dict[str, Any], examination: Examination) -> None:
-    """Move what caches and names no longer keep, such as a patch that is undone, to what fixtures freed."""
+    """Move leaks from "kept" to "emptied" if their tensors are free by now, for example because a patch was undone."""
     kept = data.pop("kept", [])
     still = [leak for leak in kept if not examination.is_freed(leak["cause"])]
     freed = [leak for leak in kept if leak not in still]
@@ -237,7 +237,7 @@ def _move_freed(data: dict[str, Any], examination: Examination) -> None:
 
 @contextmanager
 def _as_current_item(item: pytest.Item) -> Iterator[None]:
-    """Let a worker of xdist send the report of an earlier test: it numbers each report by the test that runs."""
+    """Let a worker of xdist send the report of an earlier test. It would give it the number of the running test."""
     worker: Any = _worker_of_xdist(item.config)
     if worker is None:
         yield
@@ -256,7 +256,7 @@ def _worker_of_xdist(config: pytest.Config) -> object | None:
 
 
 def postponed_for(config: pytest.Config) -> Postponed | None:
-    """Return the plugin, or None where each report is due at once, as with a debugger."""
+    """Return the plugin, or None if no report can wait, for example under a debugger."""
     is_due = config.getoption("usepdb", default=False)
     if hasattr(config, "workerinput"):
         is_due = is_due or _worker_of_xdist(config) is None

@@ -67,7 +67,7 @@ __all__ = ["memwatch_fixture", "no_tensor_leaks"]
 POSTPONED: Final = pytest.StashKey[Postponed | None]()
 BASELINE: Final = pytest.StashKey[Baseline | None]()
 _FREED_KEY: Final = "memwatch_freed"
-"""Under which a worker of xdist sends what its tests told and later tests freed."""
+"""The key under which a worker of xdist sends its counts of reported and freed tensors."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -175,7 +175,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach the findings to the report; hold it back if fixtures may yet free what the test left."""
+    """Attach the findings to the report. Hold it back if fixtures may still free the tensors that the test left."""
     subtest_of = running_examination(item) if call.when == "call" else None
     if subtest_of is not None and call.excinfo is not None:
         subtest_of.explain(call.excinfo.value)
@@ -228,7 +228,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     add_freed(config.stash[FREED], freed)
     if _is_worker(config) or config.option.collectonly:
         return
-    # an error that leaves this hook would throw away the report of the whole session
+    # after an error in this hook, pytest would not print the report of the session
     if settings.json is not None:
         try:
             write_json(settings.json, results, settings.ignore, config.stash[FREED])

@@ -1,7 +1,7 @@
-"""Output of the plugin in the terminal: status letters, and the summary at the end.
+"""Write the output of the plugin in the terminal: status letters, and the summary at the end.
 
-The summary shows the causes behind the leaks and the avoidable memory of a session: many tests may show one, and one
-edit ends it.
+The summary shows the causes of the leaks and of the avoidable memory of a session. Many tests may have the same cause,
+and one edit ends it for all of them.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _STATUS: Final[dict[str, Status]] = {
 Results = dict[str, dict[str, Any]]
 """Node id -> findings, outcome and duration of the test; plain data."""
 Freed = dict[str, list[int]]
-"""Cause -> how many of the tensors that single passes told were freed since, and how many were told."""
-_TOLD: Final = ("kind", "holder", "reference", "site", "tensor", "hook", "advice", "path")
+"""Cause -> how many of the tensors that single passes reported were freed since, and how many they reported."""
+_SHOWN_KEYS: Final = ("kind", "holder", "reference", "site", "tensor", "hook", "advice", "path")
 _LEAST_GROWING: Final = 3
-"""Tests of one process after which a container that had more entries after each has grown. A guess: of two tests, the
-first may fill it, and the second add its own entry."""
+"""If a container has more entries after each of so many tests of one process, it has grown. A guess: with two tests,
+the first may fill the container, and the second may add its own entry."""
 MOST_LINES: Final = 28
 MOST_SHORT: Final = 8
 """Lines of the summary that causes may take: in full, and then in one line each. A guess."""
@@ -73,7 +73,7 @@ _PYTEST_LINES: Final = 20
 MOST_NAMES: Final = 60
 """Names of tests in one line. A guess: in a suite with more failures somebody will use -v."""
 Folded = tuple["list[pytest.TestReport]", str]
-"""The reports to show, and a line about those that are left out; empty if none is."""
+"""The reports to show, and a line about the other reports, which is empty if there are none."""
 
 
 def collect(results: Results, report: pytest.TestReport) -> None:
@@ -199,7 +199,7 @@ def _peaks(results: Results, settings: Settings) -> list[str]:
         entry = (
             f"{format_bytes(row['baseline_bytes'])} at its start, {counted(row['allocations'], 'allocation')}"
         )
-        if row["own_profiles"]:  # only one profile can be open: ours pauses while the test's own is
+        if row["own_profiles"]:  # only one profile can be open, so ours pauses while the test has its own
             entry += f", {row['own_profiles']} of the test's own profiles"
         lines += [
             "",
@@ -241,12 +241,12 @@ def _noted(results: Results, key: str, title: str, *, verbose: bool) -> list[str
         for leak in row.get(key, []):
             groups.setdefault(leak["cause"], []).append(leak)
     lines = [f"{title} ({sum(map(len, groups.values()))})"] if groups else []
-    # a first fill is no leak, but a cache that grows on may be one
+    # a cache that is filled once is not a leak, but a cache that goes on growing may be one
     ordered = sorted(groups.values(), key=lambda leaks: (not _grown(leaks), -len(leaks)))
     shown = ordered if verbose else ordered[:MOST_SHORT]
     for leaks in shown:
         total = sum(leak["nbytes"] for leak in leaks)
-        tests = f"{len(leaks)} test{'s'[: len(leaks) != 1]}"
+        tests = counted_tests(len(leaks))
         if grown := _grown(leaks):
             sizes = [leak["nbytes"] for leak in grown]
             mean = format_bytes(sum(sizes) // len(sizes)) + " on average" * (len(set(sizes)) > 1)
@@ -284,10 +284,10 @@ def _in_fixtures(results: Results, *, verbose: bool) -> list[str]:
 
 
 def _grown(leaks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return what a container took in the processes in which it grew with each of at least three tests.
+    """Return the leaks into a container that grows: in each process, it has more entries after every next test.
 
-    Each process of xdist has a container of its own, which it fills for a first time. The list is empty if the
-    container did not grow between two tests of any process.
+    Each process of xdist has a container of its own. Processes with less than three tests are left out, because there
+    the container may just be filled for the first time.
     """
     by_process: dict[int | None, list[Mapping[str, Any]]] = {}
     for leak in leaks:
@@ -375,13 +375,13 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
         "nbytes": sum(leak["nbytes"] for _, leak in leaks),
         "count": sum(leak["count"] for _, leak in leaks),
         "ignore": f"{name}: known, {LeakKind(largest['kind']).held_by_short} {largest['holder']}",
-        **{key: largest[key] for key in _TOLD},
+        **{key: largest[key] for key in _SHOWN_KEYS},
         **{key: made[key] for key in ("site", "tensor")},
     }
 
 
 def _unused_lines(failed: Sequence[pytest.TestReport], others: int) -> int:
-    """Return how many lines of the report failures, short summary and other sections leave to the causes."""
+    """Return how many lines of the report are left for the causes, after failures, short summary and other sections."""
     leaks = [report for report in failed if _causes_alone(report)]
     failures = sum(1 + _lines_of(report) for report in _one_failure_per_cause(leaks)[0])
     short = len(_tests_of_each_cause(leaks)[0])
@@ -398,24 +398,24 @@ def _cause_lines(results: Results, freed: Freed, unused: int, *, verbose: bool) 
     lines = [f"Leaks: {counted_tests(tests)}, {_many(len(causes), 'cause')}"]
     for number, cause in enumerate(causes):
         is_marked = all(results[node].get("check") == "growth" for node in cause["tests"])
-        told = [
+        of_cause = [
             "",
             *_lines_of_cause(cause, is_first=not number, is_marked=is_marked, verbose=verbose),
         ]
-        if number and not verbose and len(lines) + len(told) > MOST_LINES:
+        if number and not verbose and len(lines) + len(of_cause) > MOST_LINES:
             return lines + _in_short(causes[number:], MOST_SHORT + unused)
-        lines += told
+        lines += of_cause
     return lines
 
 
 def _avoidable_lines(results: Results, *, is_first: bool, verbose: bool) -> list[str]:
-    """Return the causes of avoidable memory as lines of the summary, each once; none if no failed test has any.
+    """Return the causes of avoidable memory as lines of the summary, each once, for the failed tests.
 
-    A test that leaked too counts as well: its report has the section.
+    A test that failed for leaks counts too, because its report also has the section about avoidable memory.
 
     Args:
         results: the results of the tests.
-        is_first: whether no rule stands above these lines.
+        is_first: whether these lines have the first rule of the summary.
         verbose: True to show everything.
     """
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -449,7 +449,7 @@ def _avoidable_lines(results: Results, *, is_first: bool, verbose: bool) -> list
 
 def _in_short(causes: list[dict[str, Any]], most: int) -> list[str]:
     """Return one line for each of the first causes, and one line for the others."""
-    most += len(causes) == most + 1  # the count of one cause would take as many lines
+    most += len(causes) == most + 1  # a line that counts one more cause would be as long as that cause
     more = len(causes) - most
     lines = ["", *map(_headline, causes[:most])]
     return (
@@ -480,7 +480,7 @@ def _lines_of_cause(
 
 
 def _rule_line(rule: str, *, is_first: bool) -> str:
-    """Return how to write a rule. An ini file has the key once, and further rules on indented lines below it."""
+    """Return a line that says how to write a rule. An ini file has further rules on indented lines below the key."""
     where = (
         "in the ini file: memwatch_ignore = " if is_first else "on an indented line below memwatch_ignore: "
     )
@@ -502,9 +502,9 @@ def _many(count: int, noun: str) -> str:
 
 
 def fold_failures(reporter: Any) -> None:
-    """Have the terminal's failures and its short summary leave out what other tests have shown.
+    """Leave out causes that other tests have shown, in the terminal's failures and its short summary.
 
-    Only what these two print changes. The tests still count as failed, and other plugins see all of them.
+    Only the output of these two changes. The tests still count as failed, and other plugins see all of them.
 
     Args:
         reporter: pytest's terminal reporter.
@@ -550,7 +550,7 @@ def _one_failure_per_cause(reports: list[pytest.TestReport]) -> Folded:
             kept.append(report)
             continue
         if report.memwatch["failed"] == "findings":  # its section is short: a paragraph for each finding
-            kept.append(_with_count(report, counts))
+            kept.append(_with_count(report, report.memwatch["findings"][0]["cause"], counts))
             lines += 1 + _lines_of(kept[-1])
             continue
         kept.append(_with_new_leaks(report, shown, counts, MOST_FAILURE_LINES - lines))
@@ -560,30 +560,25 @@ def _one_failure_per_cause(reports: list[pytest.TestReport]) -> Folded:
     return kept, what if left_out else ""
 
 
-def _with_count(report: pytest.TestReport, counts: Counter[str]) -> pytest.TestReport:
-    """Return a report of avoidable memory with how many tests have the cause that its sentence names."""
-    first = report.memwatch["findings"][0]["cause"]
-    told = copy.copy(report)
+def _with_count(report: pytest.TestReport, first: str, counts: Counter[str]) -> pytest.TestReport:
+    """Return a copy of a report. It has the number of tests with the first cause after that cause."""
+    copied = copy.copy(report)
     if counts[first] > 1:
-        told.longrepr = str(report.longrepr).replace(
+        copied.longrepr = str(report.longrepr).replace(
             f"({first})", f"({first}, {counted_tests(counts[first])})"
         )
-    return told
+    return copied
 
 
 def _with_new_leaks(
     report: pytest.TestReport, shown: dict[str, str], counts: Counter[str], most_lines: int
 ) -> pytest.TestReport:
-    """Return a report as it is to be printed: with the leaks that no test before it has."""
+    """Return a copy of a report for the terminal. It only has the leaks that no earlier test has shown."""
     leaks = report.memwatch["leaks"]
     first = leaks[0]["cause"]
-    told = copy.copy(report)
-    if counts[first] > 1:
-        told.longrepr = str(report.longrepr).replace(
-            f"({first})", f"({first}, {counted_tests(counts[first])})"
-        )
+    copied = _with_count(report, first, counts)
     if first in shown:
-        told.longrepr = (
+        copied.longrepr = (
             f"Test leaked the same as {shown[first]} ({first}, {counted_tests(counts[first])}), and more"
         )
     sections = []
@@ -592,8 +587,8 @@ def _with_new_leaks(
         if len(texts) >= len(leaks):  # each leak is one paragraph, a hint may follow
             texts = _first(_new_texts(texts, leaks, shown), most_lines)
         sections.append((title, "\n\n".join(texts) if texts else content))
-    told.sections = sections
-    return told
+    copied.sections = sections
+    return copied
 
 
 def _new_texts(texts: Sequence[str], leaks: Sequence[dict[str, Any]], shown: dict[str, str]) -> list[str]:
@@ -602,7 +597,7 @@ def _new_texts(texts: Sequence[str], leaks: Sequence[dict[str, Any]], shown: dic
 
 
 def _first(texts: list[str], most_lines: int) -> list[str]:
-    """Return the first texts, one at least, that fit, and a line about the others."""
+    """Return the first texts that fit, at least one, and a line about the others."""
     kept: list[str] = []
     lines = 0
     for text in texts:
@@ -621,7 +616,7 @@ def _lines_of(report: pytest.TestReport) -> int:
 
 
 def _tests_of_each_cause(reports: list[pytest.TestReport]) -> Folded:
-    """List a few tests of each cause, and not many in all. One line has the names of the others."""
+    """List a few tests of each cause, and few tests in all. One line has the names of the others."""
     kept: list[pytest.TestReport] = []
     count = 0
     others: list[pytest.TestReport] = []
@@ -662,7 +657,7 @@ def _causes(data: dict[str, Any]) -> set[str]:
 
 
 def one_for_each_cause(reports: list[pytest.TestReport], most: int = 1) -> list[pytest.TestReport]:
-    """Leave out the tests that failed for nothing but memory whose causes other tests have shown.
+    """Leave out the tests that failed only for memory and whose causes other tests have shown.
 
     Args:
         reports: the reports of failed tests, in order.

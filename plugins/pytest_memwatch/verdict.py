@@ -1,4 +1,4 @@
-"""A failure in words and as data: a sentence for the summary line, a section of details, a dict for the report."""
+"""Describe a failure: a sentence for the summary line, a section of details, and plain data for the report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROCESS_PEAK: Final = " The peak of the process is {peak}."
 
 
 def leak_sentence(leaks: Sequence[Leak]) -> str:
-    """Return one sentence: what leaked, and who holds the largest part."""
+    """Return one sentence with the leaked bytes and the holder of the largest part."""
     first = leaks[0]
     return failure_sentence(
         first.kind,
@@ -48,7 +48,7 @@ def leak_section(leaks: Sequence[Leak], *, is_marked: bool = False) -> str:
 
     Args:
         leaks: the leaks of one test.
-        is_marked: whether the test has the mark that records lines. Then no hint names the mark.
+        is_marked: whether the test has the mark that records lines, so that no hint has to name the mark.
     """
     texts = [str(leak) for leak in leaks]
     if not is_marked and any(leak.site is None and leak.kind is not LeakKind.HOOKS for leak in leaks):
@@ -64,15 +64,15 @@ def peak_section(figures: dict[str, Any]) -> str:
 
 
 def findings_sentence(findings: Sequence[Finding]) -> str:
-    """Return one sentence: how much memory the body could avoid, and who holds the largest part."""
+    """Return one sentence with the memory that the body could avoid and the holder of the largest part."""
     first = findings[0]
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
-    told = f"{format_bytes(first.nbytes)}, {first.kind}: {_place(first)}"
-    return f"Avoidable memory: {told} ({finding_cause(first)}){more}"
+    largest = f"{format_bytes(first.nbytes)}, {first.kind}: {_place(first)}"
+    return f"Avoidable memory: {largest} ({finding_cause(first)}){more}"
 
 
 def findings_section(findings: Sequence[Finding], figures: dict[str, Any]) -> str:
-    """Return a description of every finding, with the test's own peak as it is and as it would be."""
+    """Return a description of every finding, with the test's own peak now and after the change."""
     names = ("peak_increase_bytes", "baseline_bytes", "peak_bytes")
     own, before, peak = (format_bytes(figures[name]) for name in names)
     peaks = OWN_PEAK.format(own=own, device=figures["device"], before=before)
@@ -116,9 +116,7 @@ def _is_of_own_peak(finding: Finding, figures: dict[str, Any]) -> bool:
 
 
 def finding_cause(finding: Finding) -> str:
-    """Return a short name for the findings that one edit would end.
-
-    Findings of other tests with the same cause share it.
+    """Return a short name for the findings that one edit would end, in all tests.
 
     Lines and sizes do not count, so the name survives edits of nearby code. The file counts with its folders.
     """
@@ -130,7 +128,7 @@ def finding_cause(finding: Finding) -> str:
 
 
 def _culprit(finding: Finding) -> str:
-    """Return the holder without the remark how it is known, which only the section of the finding needs.
+    """Return the holder without the remark about its evidence, which only the section of the finding needs.
 
     Some holders end with a comma, because advice follows them in other texts.
     """
@@ -163,7 +161,7 @@ def finding_data(finding: Finding, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def top_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return allocations as lines, one each, and one more for each frame beyond the first."""
+    """Return a line for each allocation, and one more for each frame after the first."""
     lines = []
     for row in rows:
         where = row["stack"][0] if row["stack"] else row["line"] or "(no line)"
@@ -194,7 +192,7 @@ def leak_data(leak: Leak) -> dict[str, Any]:
 
 
 def edge_data(edge: Edge) -> dict[str, Any]:
-    """Return a reference as plain data: what a program may match on, in place of words."""
+    """Return a reference as plain data, which a program can match on instead of words."""
     return {
         "kind": edge.kind.name.lower(),
         "name": edge.name,

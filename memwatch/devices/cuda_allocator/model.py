@@ -1,10 +1,10 @@
-"""A model of torch's CUDA caching allocator, for a torch that is not a CUDA build, and the settings that it takes.
+"""Simulate torch's CUDA caching allocator and its settings, for a torch that is not a CUDA build.
 
 The allocator rounds blocks up to a multiple of 512 B, and cuts them from segments. Blocks of up to 1 MiB come from
 segments of 2 MiB, and blocks below 10 MiB from segments of 20 MiB. Larger blocks have segments of their own, in
-multiples of 2 MiB. It takes the smallest free block of the stream that is large enough, splits it if enough is left,
-and joins free neighbours. If the device is full, it releases free segments and tries again. `reports/allocator.md`
-compares the model with torch's own code. `Settings` are the text of `PYTORCH_ALLOC_CONF`, parsed.
+multiples of 2 MiB. A request gets the smallest free block of its stream that is large enough. The allocator splits the
+block if enough is left, and joins free neighbours. If the device is full, it releases free segments and tries again.
+`reports/allocator.md` compares the model with torch's own code. `Settings` has the settings of `PYTORCH_ALLOC_CONF`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Settings:
 
     Attributes:
         divisions: number of sizes per power of two, from 1 MiB up, to which requests are rounded up.
-        most_split_bytes: blocks of this size and larger are kept whole; None splits all.
+        most_split_bytes: blocks of this size and larger are not split; None if all blocks may be split.
         most_rounding_bytes: the largest excess of an unsplit block over the request.
         shared_segment_bytes: size of the segments for blocks of 1 to 10 MiB.
         collects_above: the share of the allowed memory above which old free segments are released; 0 for never.
@@ -114,16 +114,14 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _truth(value: str) -> bool:
-    return {"True": True, "False": False}[value] if value in {"True", "False"} else _wrong(value)
-
-
-def _wrong(value: str) -> bool:
-    raise ValueError(value)
+    if value not in {"True", "False"}:
+        raise ValueError(value)
+    return value == "True"
 
 
 def _mib(value: str, least: int) -> int:
     number = int(value)
-    if number < least:  # as torch has it
+    if number < least:  # torch has the same limit
         raise ValueError(value)
     return number * MIB
 
@@ -236,7 +234,7 @@ class _Pool:
         bisect.insort(self.free, (block.stream, block.nbytes, block.start, block))
 
     def take(self, block: _Block) -> None:
-        # the shorter tuple is the lesser one, and no two blocks have one address, so no blocks are compared
+        # addresses differ, and the shorter of two equal tuples is the smaller one, so blocks are never compared
         del self.free[bisect.bisect_left(self.free, (block.stream, block.nbytes, block.start))]
 
     def put_unmapped(self, block: _Block) -> None:
@@ -251,7 +249,7 @@ class _Pool:
 
 
 class CachingAllocator:
-    """An allocator at its start, without blocks.
+    """The allocator. It has no blocks at first.
 
     Args:
         settings: its settings.
@@ -265,7 +263,7 @@ class CachingAllocator:
 
     def __init__(
         self, settings: Settings = Settings(), device_bytes: int = ANY_DEVICE_BYTES
-    ) -> None:  # frozen
+    ) -> None:  # the default can be shared, because settings are frozen
         self.allocated_bytes = self.reserved_bytes = self.most_reserved_bytes = self.retries = 0
         self._settings, self._device_bytes = settings, device_bytes
         self._allowed_bytes = None if settings.fraction is None else int(settings.fraction * device_bytes)
@@ -279,13 +277,13 @@ class CachingAllocator:
         self._next_address = 0
         self._was_refused = False
         self._collects = self._allowed_bytes is not None and settings.collects_above > 0
-        self._sizes: dict[int, int] = {}  # of blocks, by request: a program has few sizes, which return
+        self._sizes: dict[int, int] = {}  # request -> size of its block; a program has few different sizes
 
     def allocate(self, number: int, nbytes: int, stream: int = 0) -> None:
-        """Hand out a block, which is freed by its number.
+        """Hand out a block under a number, by which `free` finds it.
 
         Raises:
-            DeviceFullError: the device has no room, also after all free segments were given back.
+            DeviceFullError: the device has no room, even after all free segments were given back.
         """
         if nbytes == 0:
             return
@@ -363,7 +361,7 @@ class CachingAllocator:
             return None
         block = free[place][3]
         if block.segment is not None:
-            # a block at the end of the mapped part can grow, so another one may fit better
+            # a block with unmapped memory behind it can grow, so the next block may be the better fit
             while place + 1 < len(free) and free[place + 1][0] == stream:
                 other = free[place + 1][3]
                 if _size_to_grow_to(other) >= _size_to_grow_to(block):
@@ -405,7 +403,7 @@ class CachingAllocator:
 
     def _new_addresses(self, nbytes: int) -> int:
         start = self._next_address
-        # a device without memory has stretches of 0 bytes, and each must have an address of its own
+        # for a device without memory, segments have 0 bytes, but each needs an address of its own
         self._next_address += max(-(-nbytes // _ROUND), 1) * _ROUND
         return start
 
@@ -460,7 +458,7 @@ class CachingAllocator:
         return True
 
     def _collect_garbage(self) -> None:
-        """Give back free segments that were not used for long, where more is reserved than the threshold."""
+        """If more is reserved than the threshold, give back free segments that were not used for long."""
         assert self._allowed_bytes is not None
         target = self.reserved_bytes - int(self._settings.collects_above * self._allowed_bytes)
         if target <= 0:
@@ -486,7 +484,7 @@ class CachingAllocator:
             return None
         while block.nbytes < size:
             following = block.after
-            if following is None:  # the block is larger than all addresses that a segment has
+            if following is None:  # the request is larger than a segment can become
                 return None
             if not self._map(following, min(size - block.nbytes, following.nbytes)):
                 return None
@@ -495,7 +493,10 @@ class CachingAllocator:
         return block
 
     def _growing(self, pool: _Pool, size: int, stream: int) -> _Block:
-        """Return the first of some free blocks in a row that are large enough together; if need be at new addresses."""
+        """Return the first of some consecutive free blocks that are large enough together.
+
+        If there are none, return a block at new addresses, without memory.
+        """
         place = bisect.bisect_left(pool.unmapped, (stream,))
         for of_stream, _, stretch in pool.unmapped[place:]:
             if of_stream != stream:
@@ -576,7 +577,7 @@ class CachingAllocator:
         block.start, block.nbytes, block.is_mapped = first, last - first, False
         self.reserved_bytes -= last - first
         self._join_neighbours(block)
-        if not block.is_whole:  # else its addresses are given back
+        if not block.is_whole:  # the addresses of a whole segment without memory are given back
             pool.put_unmapped(block)
 
 

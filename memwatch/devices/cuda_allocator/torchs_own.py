@@ -1,7 +1,7 @@
-"""torch's own CUDA caching allocator, without a GPU: `libc10_cuda.so` of a CUDA build runs on a stand-in driver.
+"""Run torch's own CUDA caching allocator without a GPU: `libc10_cuda.so` of a CUDA build runs on a stand-in driver.
 
-A child process per setting loads the library, because torch reads the settings as it is loaded. The driver answers
-for CUDA's libraries, so the child touches no device even where there is one. Where torch has no `libc10_cuda.so`,
+torch reads the settings when the library is loaded, so each setting has a child process that loads the library. The
+driver replaces CUDA's libraries, so the child never uses a real device. If torch has no `libc10_cuda.so`,
 `choose_allocator` returns the model instead.
 """
 
@@ -44,14 +44,14 @@ _NOT_INHERITED: Final = ("PYTORCH_", "TORCH_", "CUDA_", "HIP_", "LD_PRELOAD")
 """Beginnings of variables that could change the behaviour of torch's library in the child."""
 _REJECTED: Final = 2  # the status of `memwatch_replay` for settings
 _ALLOWED_S: Final = 600
-"""Guess: a setting of a trace of a million events takes two seconds."""
+"""Time for one setting. A guess: a trace of a million events takes two seconds."""
 _MESSAGE_CHARS: Final = 300
 """Characters of the child's error that a message shows. A guess."""
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VIRTUAL: Final = re.compile(r"\bvirtual\b[^;{(]*?(~?\w+)\s*\(")
 Allocator: TypeAlias = "TorchAllocator | Model"
 BUILT: Final = pathlib.Path(__file__).parent / "built"
-"""The folder of the package where a wheel has the library; it is not there in a checkout."""
+"""The folder of the package into which a wheel puts the library. A checkout does not have it."""
 _WHAT: Final = "the stand-in for CUDA's driver"
 _FALLBACK: Final = "reserved bytes are those of memwatch's model of the allocator"
 
@@ -92,7 +92,7 @@ class TorchAllocator:
     def run_many(
         self, trace: Trace, settings: Sequence[str], device_bytes: int
     ) -> list[Outcome | SettingsError]:
-        """Return the outcome of a trace under each of several settings. As many run at a time as there are CPUs."""
+        """Return the outcome of a trace under each of several settings. There is one child per CPU at a time."""
         with self.folder() as (folder, names), tempfile.TemporaryFile() as asked:
             asked.write(self.order(trace, names, device_bytes))
             asked.flush()
@@ -102,7 +102,7 @@ class TorchAllocator:
                 )
 
     def order(self, trace: Trace, names: Sequence[str], device_bytes: int) -> bytes:
-        """Return what a child reads: a line of JSON, and the columns of a trace."""
+        """Return the input of a child: a line of JSON, and the columns of a trace."""
         order = {
             "count": len(trace),
             "names": names,
@@ -133,7 +133,7 @@ class TorchAllocator:
 
     def _run(self, asked: int, folder: str, settings: str, count: int) -> Outcome | SettingsError:
         command = [sys.executable, "-I", "-S", str(_CHILD), folder]
-        # each child reads the order from its start, by a description of the file of its own
+        # open the file again for each child, so that each child reads it from its start
         with open(f"/proc/self/fd/{asked}", "rb") as order:
             try:
                 child = subprocess.run(  # noqa: S603  # our own command
@@ -174,7 +174,7 @@ class TorchAllocator:
 
 
 def _ending(child: subprocess.CompletedProcess[bytes]) -> str:
-    """Return how a child ended that did not answer."""
+    """Return a sentence about the end of a child that gave no answer."""
     said = child.stderr.decode(errors="replace").strip().splitlines()
     last = f": {said[-1][:_MESSAGE_CHARS]}" if said else ""
     if child.returncode < 0:
@@ -220,8 +220,8 @@ def _version_of(torch_folder: pathlib.Path) -> str:
 def _places(include: pathlib.Path) -> dict[str, int]:
     """Return the positions of virtual functions in the table of torch's CUDA allocator.
 
-    The positions change with the version of torch: 2.10 put `getMemoryInfo` before the functions of CUDA. So they are
-    counted in the headers, in the order of a compiler's table. A destructor takes two positions.
+    The positions differ between versions of torch. For example, 2.10 added `getMemoryInfo` before the functions of
+    CUDA. So memwatch counts them in the headers, in the order of a compiler's table. A destructor takes two positions.
     """
     names: list[str] = []
     for file, owner in (
@@ -251,7 +251,7 @@ def _places(include: pathlib.Path) -> dict[str, int]:
 
 
 def choose_allocator() -> tuple[Allocator, str]:
-    """Return torch's own allocator; or the model, and a sentence that says why torch's own is not run."""
+    """Return torch's own allocator and ""; or the model, and the reason why torch's own allocator cannot run."""
     try:
         return find_torchs_own(), ""
     except MemwatchError as error:

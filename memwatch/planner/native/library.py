@@ -1,9 +1,10 @@
 """Find, build and load the planner's kernels.
 
-`prepare` decides for a search whether it can use the kernels.
+`prepare` decides whether a search can use the kernels.
 
-The library needs neither torch nor the headers of Python, so one file serves all their versions on a machine. Its name
-holds a digest of its sources. It lies in the user's cache, or in the package if a wheel brought it.
+The library needs neither torch nor the headers of Python, so one file works with all versions of both on a machine. The
+name of the file contains a digest of the sources. The file is in the user's cache, or in the package if a wheel
+installed it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 SOURCES: Final = KERNELS.sources
 BUILT: Final = pathlib.Path(__file__).parent / "built"
-"""The folder of the package where a wheel has a library; it is not there in a checkout."""
+"""The folder of the package into which a wheel puts the library. A checkout does not have it."""
 _COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 _WHAT: Final = "the planner's library"
 _FALLBACK: Final = "a simple planner in Python makes the plans"
@@ -130,14 +131,14 @@ class Loader:
         self._has_failed = False
 
     def find(self) -> ctypes.CDLL | None:
-        """Return the library; None if there is no file that can be loaded."""
+        """Return the library, or None if it cannot be loaded."""
         if self.library is None:
             file = path()
             self.library = load(file) if file.exists() and not reason_to_distrust() else None
         return self.library
 
     def prepare(self, clock: Clock) -> bool:
-        """Do what the function `prepare` describes."""
+        """See the function `prepare`."""
         if self.find() is None and not self._has_failed:
             try:
                 self._compile(clock.share(_SHARE_WAITED))
@@ -162,15 +163,15 @@ _loader = Loader()
 def prepare(clock: Clock) -> bool:
     """Return True if a search can use the kernels.
 
-    A missing library is compiled, once per machine, if that takes at most a share of the time that is left. A line on
-    standard error says so if it takes long. If there is no compiler, or not enough time, the caller plans with
-    `planner.greedy` instead of a search.
+    A missing library is compiled, once per machine. The search waits for the compiler for a share of the time that is
+    left. If this takes long, a line on standard error says so. Without a compiler, or without enough time, the result
+    is False, and the caller plans with `planner.greedy`.
     """
     with _lock:
         return _loader.prepare(clock)
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     """Return True if the library can be loaded now."""
     return _loader.find() is not None
 
@@ -193,8 +194,8 @@ def _say(sentence: str) -> None:
 
 # Call the kernels, and pass them numbers and arrays.
 #
-# Each kernel has one caller in Python, beside the named tuple that it reads. The callers need the library, so only
-# searches use them: a search begins with `prepare`.
+# Each kernel has one function in Python that calls it, beside the named tuple that the kernel reads. Only searches use
+# these functions, because they need the library, and a search begins with `prepare`.
 _REAL = struct.Struct("<d")
 _WORD = struct.Struct("<q")
 
@@ -215,7 +216,7 @@ def words_of(value: Any) -> list[int]:
 
 
 def call(name: str, *args: Any, returns: type[Any] = ctypes.c_int64) -> Any:
-    """Call a kernel. Whole numbers are passed as they are, tuples and arrays by a pointer to words.
+    """Call a kernel. Whole numbers are passed by value, tuples and arrays by a pointer to their words (`words_of`).
 
     A real number must be in a tuple.
 
@@ -235,5 +236,5 @@ def call(name: str, *args: Any, returns: type[Any] = ctypes.c_int64) -> Any:
 
 
 def random_state(seed: int) -> NDArray[np.uint64]:
-    """Return the state of the kernels' random numbers that a seed gives."""
+    """Return the state of the kernels' random number generator for a seed."""
     return np.random.default_rng(seed).integers(1, 2**63, size=1, dtype=np.uint64)

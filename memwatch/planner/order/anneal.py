@@ -1,7 +1,7 @@
-"""Simulated annealing over orders, in rounds of different temperature and target.
+"""Improve an order by simulated annealing, in rounds with different temperatures and targets.
 
-A move takes one op to another position within its legal range. The kernel keeps the order and its live bytes in a
-`Walk`. To price a move, it reads only the positions between the old and the new one.
+A move takes one op to another position, between the ops that must run before and after it. The kernel keeps the order
+and its live bytes in a `Walk`. To price a move, it reads only the positions between the old and the new one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from memwatch.planner.request import Clock
 
 
-# For each round: how far the target lies below the best peak, and the temperature at the start. Both are shares of the
-# best peak. The price of a move is the bytes that it adds above the
-# target, summed over all positions. On random layered graphs,
-# targets far below the peak gave the lowest peaks.
+# For each round: how far the target is below the best peak, and the temperature at the start. Both are shares of the
+# best peak. The price of a move is the bytes that it adds above the target, summed over all positions. On random
+# layered graphs, targets far below the peak gave the lowest peaks.
 _ROUNDS = ((0.4, 0.3), (0.2, 0.1), (0.6, 0.3), (0.8, 0.1), (0.2, 0.3), (0.4, 0.1), (0.6, 0.1), (0.8, 0.3))
 _COOLING = 1 / 25  # temperature at the end of a round, as a share of the temperature at its start; a guess
-_MOVES_PER_CALL = (
-    400_000  # a call of the kernel cannot be interrupted, and this many take under a second; a guess
-)
+# a call of the kernel cannot be interrupted, and so many moves take less than a second; a guess
+_MOVES_PER_CALL = 400_000
 _NEAR = 100  # positions that an op moves at most, in every second round; a guess
 
 
@@ -43,7 +41,7 @@ def anneal_order(
     seed: int,
     clock: Clock,
 ) -> IntArray:
-    """Return an order with a lower peak, or the one to start from.
+    """Return an order with a lower peak, or the given order.
 
     Args:
         problem: the ordering problem.
@@ -60,7 +58,9 @@ def anneal_order(
     best_peak = int(peak_of(problem, best))
     for turn in range(rounds):
         below, heat = _ROUNDS[turn % len(_ROUNDS)]
-        if turn % 3 == 0:  # other rounds go on from the last order, which may be worse; a guess
+        if (
+            turn % 3 == 0
+        ):  # the other rounds go on from the last order, which may be worse than the best; a guess
             current = best.copy()
         target = int(best_peak * (1 - below))
         farthest = problem.num_ops if turn % 2 else min(_NEAR, problem.num_ops)
@@ -104,7 +104,7 @@ def anneal(
 
 
 class Walk(NamedTuple):
-    """An order and its live bytes. The price of moving an op follows from the positions between old and new place."""
+    """An order and its live bytes."""
 
     order: IntArray  # position -> op
     place: IntArray  # op -> position

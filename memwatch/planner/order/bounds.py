@@ -1,8 +1,10 @@
-"""Peaks that no plan can go below.
+"""Compute lower bounds: peaks that no plan can go below.
 
-There are four bounds. The first is the working set of the largest op. The second is the buffers that are kept at the
-end. The third is the buffers that must be live together in every order without recompute. The fourth is the buffers
-that must wait while the last of several large ops runs. The fourth bound also holds for plans with recompute.
+There are four bounds (bytes):
+- the working set of the largest op;
+- the buffers that are alive at the end;
+- the buffers that must be live together in every order without recompute;
+- for plans with recompute: the working set of the last of several large ops, and the buffers that must wait meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.native.library import call, is_there
+from memwatch.planner.native.library import call, is_available
 from memwatch.planner.order.lists import breadth_first
 from memwatch.planner.order.problem import Problem, order_problem
 
@@ -21,9 +23,8 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Csr, Graph, IntArray
 
 
-_MOST_OPS_BOUNDED = (
-    8_192  # of larger programs, the must-live bound examines the ops with the largest working sets; a guess
-)
+# ops; in larger programs the must-live bound examines only so many ops, the ones with the largest working sets; a guess
+_MOST_OPS_BOUNDED = 8_192
 
 
 def working_sets(graph: Graph) -> IntArray:
@@ -59,15 +60,15 @@ def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
     Args:
         graph: the program.
         recompute: whether ops may be computed again.
-        offload: whether buffers may be moved out and back. Then no buffer has to wait in memory, so only the
-            largest working set and the buffers that are kept at the end count.
+        offload: whether buffers may be moved out and back. If they may, no buffer has to wait in memory, so only the
+            first two bounds hold.
     """
     bound = max(working_set_bound(graph), pinned_bound(graph))
     if offload:
         return bound
     if recompute:
         return max(bound, last_large_bound(graph, working_sets(graph)))
-    return max(bound, must_live_bound(graph)) if is_there() else bound
+    return max(bound, must_live_bound(graph)) if is_available() else bound
 
 
 def must_live_bytes(problem: Problem) -> int:
@@ -91,9 +92,8 @@ def must_live_bytes(problem: Problem) -> int:
 def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
     """Return the bytes that must be live while each chosen op runs, when nothing is computed twice.
 
-    A buffer must be live at op v under two conditions. It must be there by then: v or an op that must run
-    before v uses it, or it is live at the start. And it must be needed still: v or an op that must run after v
-    uses it, or it is live at the end.
+    A buffer must be live at op v under two conditions. First, it exists: v or an op that must run before v uses it, or
+    it is live at the start. Second, it is needed: v or an op that must run after v uses it, or it is live at the end.
 
     Args:
         problem: the ordering problem.
@@ -110,7 +110,7 @@ def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
 
 _MOST_SETS = 8  # sets of large ops that are tried; a guess
 _MOST_WORK = 40_000  # edges of all cuts together: about a second; a guess
-_SOURCE, _SINK = -1, -2  # in place of the number of an op: the two ends of the flow
+_SOURCE, _SINK = -1, -2  # the nodes of the network where the flow begins and ends
 
 
 class _Slots(NamedTuple):
@@ -122,13 +122,15 @@ class _Slots(NamedTuple):
 
 
 def last_large_bound(graph: Graph, working_sets: IntArray) -> int:
-    """Return a bound (bytes) on the peak of all plans that move nothing, also with recompute; 0 for large programs.
+    """Return a bound (bytes) on the peak of all plans without moves, also with recompute; 0 for large programs.
 
     Choose any set of large ops. In every plan one of them runs last. While it runs, its inputs and outputs exist.
-    Every buffer that the program keeps in the end exists too, or else the other ops can still compute it from
-    existing buffers. The fewest bytes that still give all kept buffers are a minimum cut of the graph. The bound is
-    the smallest sum of working set and cut among the large ops. To stay a bound, the cut is generous: every op may
-    run again, even an op with an effect, or with inputs that the program overwrites.
+    Enough other buffers exist too: after this op, the ops outside the set must be able to compute all buffers that the
+    program keeps at the end. The fewest bytes from which they can do so are a minimum cut of the graph. The bound is
+    the smallest sum of working set and cut among the large ops.
+
+    The cut may be too low, but never too high, because it lets every op run again: also an op with an effect, or an op
+    whose inputs the program overwrites.
 
     Args:
         graph: the program.
@@ -145,7 +147,9 @@ def last_large_bound(graph: Graph, working_sets: IntArray) -> int:
         most = left // max(edges, 1)
         if most < 1:
             break
-        if len(large) > most:  # any set gives a bound; one spread over the program gives a good one
+        if (
+            len(large) > most
+        ):  # any set gives a bound; a set that is spread over the program gives a good bound
             large = large[np.linspace(0, len(large) - 1, most).astype(np.int64)]
         left -= len(large) * edges
         best = max(best, _cut_bound(graph, slots, large, working_sets, best))
@@ -182,7 +186,11 @@ def _slots(graph: Graph) -> _Slots:
 
 
 def _network(graph: Graph, slots: _Slots, large: IntArray) -> Any:
-    """Return the flow network: from buffers that only large ops make, through the other ops, to the kept buffers."""
+    """Return the flow network: from external buffers and buffers of large ops, through other ops, to kept buffers.
+
+    Each slot is an edge from ``(slot, 0)`` to ``(slot, 1)``. Its capacity will be the bytes of the buffer. All other
+    edges have no capacity, which networkx reads as infinite.
+    """
     from networkx import DiGraph
 
     network: Any = DiGraph()

@@ -1,10 +1,12 @@
-"""Exact search for small programs: an optimal order, or a proven lower bound.
+"""Search small programs exactly, for an optimal order or a proven lower bound.
 
-A downset is a set of ops that may have run: for each op in it, it also holds every op that must run before. The live
-buffers depend on the downset alone, and not on the order of its ops. The search expands the downsets whose peak is at
-most its level, and then raises the level. In `search_orders` the level begins at a proven bound, so it always is a
-lower bound. In `beat_or_prove` it begins just under the known peak, and proves something only if the search is
-exhausted.
+A *downset* is a set of ops that can have run at some time: with each op, it contains every op that must run before. The
+live buffers depend on the downset alone, and not on the order of its ops. The peak of a downset is the lowest peak of
+the known orders of its ops.
+
+The search has a *level* (bytes). It expands the downsets whose peak is at most the level, and then raises the level.
+In `search_orders` the level begins at a proven bound, so it is a lower bound at any time. In `beat_or_prove` it begins
+just under the known peak. There it is a bound only if the search has expanded all downsets.
 
 The solver CP-SAT of OR-tools (installed by the pip extra `exact`) proves optima too.
 """
@@ -55,10 +57,10 @@ def search_orders(
 ) -> SearchResult:
     """Return an order that is better than the best known one, or a bound.
 
-    The search is best-first over downsets with the peak as priority (SERENITY, MLSys 2020, keys its dynamic
-    program in the same way). A chain of ops that fits under the level and leaves no more live bytes is run without
-    looking at other orders (`safe_run` in `downset.h`). The program and its mirror image are searched
-    side by side and share their bound, because one of them may have far fewer downsets.
+    The search is a best-first search over downsets with the peak as priority. SERENITY (MLSys 2020) keys its dynamic
+    program in the same way. A chain of ops that fits under the level without adding live bytes runs at once, before
+    other orders are searched (`safe_run` in `downset.h`). The program and its mirror image are searched side by side.
+    They share their bound, because one of them may have far fewer downsets.
 
     Args:
         problem: the ordering problem.
@@ -73,8 +75,8 @@ def search_orders(
 def beat_or_prove(problem: Problem, known_peak_bytes: int, max_states: int, clock: Clock) -> SearchResult:
     """Return any order under a known peak, or the proof that no such order exists. Without a proof the bound is 0.
 
-    The level is one byte under the known peak from the start. So more chains are safe and fewer downsets are
-    expanded than by `search_orders`, which is slower but has a bound when it is cut off.
+    The level is one byte under the known peak from the start. So more chains run without a search, and fewer downsets
+    are expanded than in `search_orders`. That search is slower, but it has a bound even if the clock stops it.
     """
     found = _raise_level(problem, known_peak_bytes, known_peak_bytes - 1, max_states, clock)
     is_proof = found.order is None and found.lower_bound_bytes >= known_peak_bytes
@@ -84,10 +86,10 @@ def beat_or_prove(problem: Problem, known_peak_bytes: int, max_states: int, cloc
 def _raise_level(
     problem: Problem, known_peak_bytes: int, level: int, max_states: int, clock: Clock
 ) -> SearchResult:
-    """Raise the level until an order is found or none can be under the known peak."""
+    """Raise the level until an order is found, or until the level reaches the known peak."""
     directions = [_Direction(problem, max_states), _Direction(mirror_image(problem), max_states)]
     level = max(level, *(direction.level for direction in directions))
-    # two threads that meet after a fixed number of expansions: faster than one, and the result stays the same
+    # Two threads are faster than one. They meet after a fixed number of expansions, so that the result stays the same.
     with ThreadPoolExecutor(len(directions)) as pool:
         while level < known_peak_bytes and not clock.is_over():
             at_work = [direction for direction in directions if direction.goes_on]
@@ -137,13 +139,13 @@ class _Direction:
 def advance(
     problem: Problem, needs: Needs, search: Search, below: int, max_expansions: int
 ) -> tuple[int, int]:
-    """Expand downsets: those at or under the level first, the newest of them first, then the lowest peak.
+    """Expand downsets: first those with a peak up to the level, the newest first, then the one with the lowest peak.
 
     Args:
         problem: the ordering problem.
         needs: the bytes that must be live at every op.
         search: the state of the search, kept from call to call.
-        below: only peaks under this are searched for (bytes).
+        below: only orders with a peak under this are searched for (bytes).
         max_expansions: how many downsets to expand before returning RUNNING.
 
     Returns:
@@ -157,11 +159,11 @@ def advance(
 
 
 class Search(NamedTuple):
-    """Everything that the search keeps from call to call. A state is a downset with a number."""
+    """The memory of a search from call to call. A state is the number of a downset, a path the number of an order."""
 
     words: NDArray[np.uint64]  # state -> bits of the ops that have run
     live: IntArray  # state -> live bytes
-    lowest_peak: IntArray  # state -> lowest peak on a way to it; -1 once it was expanded
+    lowest_peak: IntArray  # state -> lowest peak of the paths to it; -1 once it was expanded
     node: IntArray  # state -> path that led to it
     parent: IntArray  # path -> path before its last op
     op: IntArray  # path -> its last op
@@ -206,11 +208,14 @@ def ancestors(problem: Problem, order: IntArray) -> NDArray[np.bool_]:
 class Needs(NamedTuple):
     """The bytes that must be live while each op runs.
 
-    `certain` has for every op the bytes that are live in every order: its workspace, and the buffers that exist by
-    then and are needed still. A buffer exists by then if the op or an op before it uses the buffer, or if it is live
-    at the start. It is needed still if the op or an op after it uses the buffer, or if it is live at the end.
-    `pending` is a matrix buffer x op. It has the bytes of buffers that are needed still, but may be made after the
-    op. They count once the buffer is live.
+    A buffer *exists* at an op if the op, or an op that must run before it, uses the buffer, or if it is live at the
+    start. It is *needed* if the op, or an op that must run after it, uses the buffer, or if it is live at the end.
+
+    Attributes:
+        certain: for every op the bytes that are live in every order: its workspace, and the buffers that exist and are
+            needed.
+        pending: a matrix buffer x op, with the bytes of buffers that are needed, but may be made after the op. They
+            count once the buffer is live.
     """
 
     certain: IntArray
@@ -244,13 +249,13 @@ def cpsat_order(
         clock: when to stop.
 
     Returns:
-        The best order, or None if the solver failed to find one; and the proven lower bound (bytes).
+        The best order, or None if the solver found no order; and the proven lower bound (bytes).
     """
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     known = int(peak_of(problem, hint))
-    starts, _peak = _build(model, problem, hint, lower_bound_bytes, known)
+    starts = _build(model, problem, hint, lower_bound_bytes, known)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1  # more than one would make the order depend on the machine's load
     solver.parameters.random_seed = seed % 2**31
@@ -267,12 +272,11 @@ def cpsat_order(
     return order, max(lower_bound_bytes, bound)
 
 
-def _build(
-    model: CpModel, problem: Problem, hint: IntArray, lowest: int, known: int
-) -> tuple[list[IntVar], IntVar]:
-    """Return the position of each op and the peak, as variables of the model.
+def _build(model: CpModel, problem: Problem, hint: IntArray, lowest: int, known: int) -> list[IntVar]:
+    """Add the problem to the model; return the position of each op, as variables of the model.
 
-    Each buffer is an interval from its first to its last user; the peak limits the sum of all intervals.
+    Each buffer is an interval from its first to its last user. The peak, which the solver minimizes, limits the sum of
+    all intervals.
     """
     num_ops = problem.num_ops
     before = np.asarray(ancestors(problem, breadth_first(problem)))
@@ -294,7 +298,7 @@ def _build(
         demands.append(int(problem.nbytes[buffer]))
     model.add_cumulative(intervals, demands, peak)
     model.minimize(peak)
-    return starts, peak
+    return starts
 
 
 def _lifetime(model: CpModel, problem: Problem, starts: list[IntVar], buffer: int) -> IntervalVar:

@@ -1,7 +1,7 @@
-"""The cheap candidates: program order, list schedules and beam searches.
+"""Find orders cheaply: program order, list schedules, beam searches, and optimal orders of trees.
 
-Some are also made for the mirror image of the program. Its orders are the orders of the program read backwards, with
-the same peaks.
+Some methods also run on the mirror image of the program. Its orders are the orders of the program read backwards, and
+they have the same peaks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from memwatch.planner.request import Clock
 
 _LONGEST_RUN = 24  # ops that the list schedule looks ahead along a chain; a guess
-_BEAM_WIDTHS = (
-    4,
-    16,
-)  # downsets per size; both are tried, because a wider beam is not always better; a guess
+# downsets kept for each number of ops; both are tried, because a wider beam is not always better; a guess
+_BEAM_WIDTHS = (4, 16)
 
 
 def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
@@ -82,7 +80,7 @@ def _by_size(problem: Problem) -> tuple[IntArray, IntArray]:
 
 
 def breadth_first(problem: Problem) -> IntArray:
-    """Return the ops in the order in which they become ready: all their predecessors have run."""
+    """Return the ops in the order in which they become ready. An op is ready once all its predecessors have run."""
     order = np.empty(problem.num_ops, np.int64)
     call("breadth_first_order", problem, order)
     return order
@@ -102,14 +100,14 @@ def depth_first(problem: Problem, by_size: IntArray, below: IntArray) -> IntArra
 
 
 def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
-    """Return an order. Each step runs the ready op that fits under the present peak and adds the fewest live bytes.
+    """Return an order. Each step runs the ready op that fits under the peak so far and adds the fewest live bytes.
 
-    If no op fits, the step runs the op that needs the fewest bytes.
+    If no ready op fits, the step runs the one that needs the fewest bytes.
 
     Args:
         problem: the ordering problem.
         longest: how many ops to look ahead along a chain; 1 is the `lpmf` of torch._inductor.memory.
-        widest: how many ready ops to examine per step, from the last that became ready.
+        widest: how many ready ops to examine per step: the latest ones.
     """
     order = np.empty(problem.num_ops, np.int64)
     call("least_growth_order", problem, longest, widest, order)
@@ -117,7 +115,10 @@ def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
 
 
 def beam_search(problem: Problem, width: int, bits: NDArray[np.uint64]) -> IntArray:
-    """Return the best order found with the `width` best downsets of every size; `bits` holds a random word per op."""
+    """Return the best order of a beam search, which keeps the `width` best downsets of every size.
+
+    `bits` has a random word for each op.
+    """
     order = np.empty(problem.num_ops, np.int64)
     call("beam_order", problem, width, bits, order)
     return order
@@ -125,15 +126,16 @@ def beam_search(problem: Problem, width: int, bits: NDArray[np.uint64]) -> IntAr
 
 # Optimal orders of trees, in O(n log n) to O(n^2): hills and valleys (Liu 1987, Monma & Sidney 1979).
 #
-# Live bytes of an order rise to hills and fall to valleys. An optimal order of a tree runs each subtree from valley
-# to valley, and merges the pieces of several subtrees by a fixed priority.
+# The live bytes of an order rise to hills and fall to valleys. Cut the order of each subtree at its valleys. An optimal
+# order of the tree merges the pieces of several subtrees by a fixed priority.
 @dataclass(frozen=True, slots=True)
 class _Segment:
     """A run of ops, from valley to valley, that an optimal order need not interrupt.
 
-    `hill` is the most bytes that it needs, and `net` the bytes that it leaves alive. Both are relative to the live
-    bytes before it. `ops` is an op, or a pair of such values, which may be pairs again. So joining copies
-    nothing.
+    Attributes:
+        hill: the most bytes that it needs, above the live bytes before it.
+        net: the bytes by which it changes the live bytes.
+        ops: an op, or a pair of such values, which may be pairs again. With pairs, joining copies nothing.
     """
 
     hill: int
@@ -142,7 +144,10 @@ class _Segment:
 
     @property
     def priority(self) -> tuple[int, int]:
-        """Sort key: segments that lower live bytes, lowest hill first; then others, largest hill minus net first."""
+        """Sort key. Segments that do not raise live bytes come first, by their hill, the lowest first.
+
+        The others follow, by hill minus net, the largest first.
+        """
         return (0, self.hill) if self.net <= 0 else (1, self.net - self.hill)
 
     def join(self, other: _Segment) -> _Segment:
@@ -154,9 +159,9 @@ class _Segment:
 def tree_order(problem: Problem) -> IntArray | None:
     """Return an optimal order of a forest; None for other programs.
 
-    In an in-forest every op has at most one successor, in an out-forest at most one predecessor. Every buffer
-    must have the same first and last user in every order. Under these conditions, merging the segments of
-    subtrees by priority is optimal (the adjacent interchange property).
+    In a forest every op has at most one successor (in-forest), or every op has at most one predecessor (out-forest).
+    Every buffer must also have the same first and last user in every order. Then merging the segments of subtrees by
+    priority is optimal (the adjacent interchange property).
     """
     order = _in_tree_order(problem)
     if order is not None:
@@ -189,7 +194,7 @@ def _priority(segment: _Segment) -> tuple[int, int]:
 
 
 def _append(segments: list[_Segment], last: _Segment) -> None:
-    """Append a segment, joined with those before it whose sort key is larger, which would run after it."""
+    """Append a segment. Join it with the segments before it whose sort key is larger: it must run after them."""
     while segments and segments[-1].priority > last.priority:
         last = segments.pop().join(last)
     segments.append(last)
@@ -198,8 +203,8 @@ def _append(segments: list[_Segment], last: _Segment) -> None:
 def _same_users_always(problem: Problem, forward: IntArray, parent: IntArray) -> bool:
     """Return True if the users of every buffer are on one path to the root.
 
-    Each op has an interval of numbers that contains the intervals of all ops below it. So one comparison tells whether
-    an op is above another, however long the path between them is.
+    Each op has an interval of numbers that contains the intervals of all ops below it. So one comparison decides
+    whether an op is above another one.
     """
     below = np.ones(problem.num_ops, dtype=np.int64)  # ops of the subtree
     for op in forward.tolist():

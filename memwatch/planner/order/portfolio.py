@@ -1,4 +1,4 @@
-"""The best order: cheap candidates first, then annealing, then exact searches, as far as size and time allow."""
+"""Find a good order: try cheap candidates, then annealing, then exact searches, as far as size and time allow."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
         order = tree_order(problem)
         if order is not None:
             best.consider(order, "tree")
-            best.bound_bytes = best.peak_bytes  # orders of trees are optimal
+            best.bound_bytes = best.peak_bytes  # `tree_order` is optimal
             return
     if problem.num_ops <= _LARGEST_BEAM:
         for method, order in beam_orders(problem, seed, clock.share(0.25)):
@@ -144,11 +144,12 @@ def _effort(num_ops: int) -> tuple[int, int]:
 
 
 def _search_exactly(best: _Best, clock: Clock) -> None:
-    """Search exactly: first for anything better than the best order, then for a bound with the time left."""
+    """Search exactly: first for any better order, and then, with the time that is left, for a bound."""
+    # a downset takes memory for each op, so fewer downsets of a larger program are remembered; a guess
     max_states = 30_000_000 // max(best.problem.num_ops, 64)
-    sprint = clock.share(0.8)
+    most_of_time = clock.share(0.8)
     while not best.is_proven:
-        found = beat_or_prove(best.problem, best.peak_bytes, max_states, sprint)
+        found = beat_or_prove(best.problem, best.peak_bytes, max_states, most_of_time)
         best.bound_bytes = max(best.bound_bytes, found.lower_bound_bytes)
         if found.order is None:
             break

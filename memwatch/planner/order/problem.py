@@ -1,4 +1,4 @@
-"""The ordering problem: the ops, the buffers that they touch, and precedence. Also the peak of an order."""
+"""Define the ordering problem: the ops, the buffers that they touch, and which op must run before which."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Problem(NamedTuple):
     """The problem as arrays, for the kernels. A buffer is live from the first op that touches it to the last.
 
-    Read backwards, every order is an order of a problem of the same kind, the mirror image (see `mirror_image`).
-    Row i of a list is ``list[list_ptr[i]:list_ptr[i + 1]]``.
+    If you read an order backwards, it is an order of another such problem, the mirror image (see `mirror_image`).
+    `touch`, `user`, `pred` and `succ` are lists: row i of a list is ``list[list_ptr[i]:list_ptr[i + 1]]``.
     """
 
     workspace: IntArray  # bytes an op needs while it runs

@@ -1,4 +1,4 @@
-"""A better order for a schedule with recomputes. Each step becomes an op of its own, and these ops are reordered."""
+"""Find a better order for a schedule with recomputes: turn each step into an op of its own, and reorder these ops."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
         tokens: a valid schedule of it.
 
     Returns:
-        The program. None for a schedule with moves. None also for a schedule that makes a mutated buffer again,
-        because the version that a later use reads would depend on the order.
+        The program. It is None for a schedule with moves. It is also None if the schedule makes a mutated buffer again,
+        because the version that a later use reads would then depend on the order.
     """
     if len(tokens) and tokens.max() >= graph.num_ops:
         return None
-    made = np.bincount(graph.makes.indices[_entries(graph, tokens)], minlength=graph.num_buffers)
+    made = np.bincount(graph.makes.indices[graph.makes.entries(tokens)], minlength=graph.num_buffers)
     if np.any((made > 1) & (graph.final_version > 0)):
         return None
-    instance = [0] * graph.num_buffers
+    instance = [
+        0
+    ] * graph.num_buffers  # how often each buffer was made so far; each time is a buffer of its own
     makes_rows, reads_rows = _rows(graph.makes), _rows(graph.reads)
-    once = iter(graph.writes_once.tolist())
-    writes_rows = [[(buffer, next(once)) for buffer in row] for row in _rows(graph.writes)]
+    once_flags = iter(graph.writes_once.tolist())
+    writes_rows = [[(buffer, next(once_flags)) for buffer in row] for row in _rows(graph.writes)]
     computed: set[int] = set()
     specs = []
     for step, op in enumerate(tokens.tolist()):
@@ -72,13 +74,6 @@ def reorder(graph: Graph, tokens: IntArray, seed: int, moves: int, clock: Clock)
         problem, np.arange(problem.num_ops), 0, rounds=4, moves=moves, seed=seed, clock=clock
     )
     return tokens[order]
-
-
-def _entries(graph: Graph, tokens: IntArray) -> IntArray:
-    """Return the entries of `graph.makes` that belong to the steps."""
-    lengths = graph.makes.lengths()[tokens]
-    start = np.repeat(graph.makes.indptr[tokens] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-    return np.asarray(start + np.arange(len(start)), dtype=np.int64)
 
 
 def _rows(part: Csr) -> list[list[int]]:

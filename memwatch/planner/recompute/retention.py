@@ -27,8 +27,8 @@ class RetentionResult:
     Attributes:
         tokens: the schedule; None if the solver found none.
         extra_cost: cost of its recomputes.
-        bound: no schedule in this order, with so many copies per op, has a lower extra cost. Rounded costs make this
-            approximate.
+        bound: a lower bound of the extra cost of all schedules in this order with the same limit on copies. It is
+            approximate if costs were rounded.
         proven: whether the solver proved that the schedule is the cheapest of its kind, or that there is none.
     """
 
@@ -39,7 +39,7 @@ class RetentionResult:
 
 
 def can_model(graph: Graph) -> bool:
-    """Return True if the model covers a program: all ops are without mutation, and all external buffers stay."""
+    """Return True if the model covers a program: no op mutates a buffer, and no external buffer may be freed."""
     external = graph.buffer_producer < 0
     return not len(graph.writes.indices) and not bool(np.any(external & graph.buffer_freeable))
 
@@ -78,9 +78,10 @@ def solve_retention(
 ) -> RetentionResult:
     """Return the cheapest recompute schedule that keeps program order.
 
-    The model is Moccasin (Bartan et al., ICML 2023). First computations stay in order. Stage j ends with the
-    first computation of op j. Any earlier op may be computed again in that stage, at time j (j + 1) / 2 + op.
-    Every copy of a buffer is an interval, and the sum of the intervals is limited at all times.
+    The model is Moccasin (Bartan et al., ICML 2023). First computations stay in order. Stage j ends with the first
+    computation of op j. Before that, any op with a lower number may be computed again in the stage. The time of an op
+    in stage j is j (j + 1) / 2 + op. Every copy of a buffer is an interval of time. At any time, the sum of the bytes
+    of the intervals is limited.
 
     Args:
         graph: a program that `can_model` accepts.
@@ -203,13 +204,13 @@ class _Model:
             cp.add_bool_or(kept)
 
     def hint(self, tokens: IntArray) -> None:
-        """Set the solver's first schedule. Surplus copies are left out."""
+        """Give the solver a schedule to start from. Copies above the limit are left out."""
         times: list[list[int]] = [[] for _ in range(self._graph.num_ops)]
         stage = 0
         for op in tokens.tolist():
             stage = max(stage, op)
             is_first = not times[op]
-            # op `stage` was computed last for the first time, which ended its stage: a recompute is in the next one
+            # the latest first computation, of op `stage`, ended its stage, so a recompute belongs to the next stage
             times[op].append(_event(op if is_first else stage + 1, op))
         for op, events in enumerate(times):
             for copy in range(1, len(self._start[op])):

@@ -1,10 +1,11 @@
-"""The search for cheap schedules within a budget.
+"""Search for cheap schedules within a budget.
 
-A gap is the time between two uses of a buffer. The buffer lies idle, but takes memory. Cutting the gap frees the
-buffer: it is computed again before its next use, or moved out and back. The search cuts gaps greedily in several
-styles, takes back cuts that are not needed, reorders steps, and polishes the schedule by random changes. If no schedule
-fits, it goes on from the lowest one in small steps. A solver may lower the cost of a small program at the end. The
-cheapest schedule that fits the budget wins.
+A *gap* is the stretch of steps between two uses of a buffer, in which the buffer is idle but takes memory. A *cut* of
+the gap frees the buffer. It is computed again before its next use, or moved out and back.
+
+The search cuts gaps greedily in several styles, takes back cuts that are not needed, reorders steps, and improves the
+schedule by random changes. If no schedule fits, the search goes on from the lowest one in small steps. At the end, a
+solver may lower the cost of a small program. The result is the cheapest schedule that fits the budget.
 """
 
 from __future__ import annotations
@@ -32,15 +33,12 @@ if TYPE_CHECKING:
     Seeds: TypeAlias = Callable[[int], list[IntArray]]
 
 
-# Schedules that kernels change in place: price one, cut gaps until it fits, take cuts back, polish it.
-#
-# A gap is a stretch of steps between two uses of a buffer, during which the buffer lies idle. A cut computes the
-# buffer again before its next use, or moves it out and back.
+# The functions up to `polish` call the compiled kernels, which change a `Draft` in place.
 class Draft(NamedTuple):
     """A schedule: the first ``size[0]`` tokens. The rest of the arrays is room to grow."""
 
     tokens: IntArray
-    ids: IntArray  # number of every step; it stays while other steps come and go
+    ids: IntArray  # number of every step; it stays the same when other steps are added or removed
     size: IntArray
 
 
@@ -57,14 +55,14 @@ def load_tokens(draft: Draft, tokens: IntArray) -> None:
 
 
 class Work(NamedTuple):
-    """Working memory of a sweep."""
+    """Working memory of a sweep, which visits the steps from the last to the first."""
 
-    wanted: IntArray  # buffer -> version that the steps after this point want, -1: none
-    until: IntArray  # buffer -> last step of the allocation that is open
-    host: IntArray  # buffer -> version that reloads after this point want outside, -1: none
+    wanted: IntArray  # buffer -> version that the visited steps need, -1: none
+    until: IntArray  # buffer -> last step of the allocation that the sweep is in
+    host: IntArray  # buffer -> version that the visited reloads need outside, -1: none
     live: IntArray  # step -> bytes alive while it runs
     first: IntArray  # op -> step that computes it first
-    left: IntArray  # op -> its computations up to this point; counted where ops write something once
+    left: IntArray  # op -> its computations in the steps not visited; only counted if some op writes something once
 
 
 def new_work(model: Model, room: int) -> Work:
@@ -82,8 +80,7 @@ def new_work(model: Model, room: int) -> Work:
 def sweep(model: Model, draft: Draft, work: Work) -> int:
     """Write the bytes alive during every step to ``work.live``; return the peak (bytes).
 
-    Returns:
-        The peak (bytes); -1 if the schedule does not compute the same as the program.
+    The result is -1 if the schedule does not compute the same as the program.
     """
     return int(call("sweep_schedule", model, draft, work))
 
@@ -91,8 +88,9 @@ def sweep(model: Model, draft: Draft, work: Work) -> int:
 def duration(model: Model, draft: Draft) -> float:
     """Return the time from the first step to the last, in the unit of the ops' costs.
 
-    One copy engine runs while ops compute. A move out starts after the last use before its step and must
-    have ended at that step. A move back starts at its step and must have ended at the first use.
+    One copy engine runs while ops compute. The copy of a move out starts after the buffer's last use before the step of
+    the move, and must have ended at this step. The copy of a move back starts at its step, and must have ended at the
+    buffer's next use.
     """
     return float(call("duration_of", model, draft, returns=ctypes.c_double))
 
@@ -106,7 +104,7 @@ class Style(NamedTuple):
     limit: int  # the most ops one cut may add
     shortlist: int  # how many cuts are tried out per step
     max_cuts: int
-    spread: bool  # make the same cut in all repeated blocks at once
+    spread: bool  # make each cut in all repeated blocks at once
     random: NDArray[np.uint64]  # random state
 
 
@@ -138,7 +136,7 @@ class Effort(NamedTuple):
 
     budget: int  # bytes
     rounds: int
-    warmth: float  # a schedule dearer by this share of the cost may be accepted; the share falls to 0
+    warmth: float  # a schedule that costs more by up to this share may be accepted; the caller lowers it to 0
     limit: int  # the most ops one cut may add
     total_cost: float  # of the program
     random: NDArray[np.uint64]  # random state
@@ -147,7 +145,8 @@ class Effort(NamedTuple):
 def polish(model: Model, draft: Draft, effort: Effort) -> None:
     """Replace a schedule by a cheaper one within the budget or, while none fits, by one closer to it.
 
-    This is a large-neighbourhood search: undo some cuts, move some steps, repair greedily, keep what is cheaper.
+    This is a large-neighbourhood search. Each round undoes some cuts, moves some steps, makes the schedule fit again
+    greedily, and keeps it if it is cheaper.
 
     Args:
         model: the program.
@@ -160,10 +159,12 @@ def polish(model: Model, draft: Draft, effort: Effort) -> None:
 # (area_power, limit): how the greedy search weighs bytes against cost, and how many ops one cut may add. A guess
 _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
 # The constants below are guesses.
-_TIGHTER = 0.9  # one more search aims at this share of the budget, and its surplus cuts are taken back
-_BLOCKS = 3  # with so many repeated blocks, a cut is tried in all of them at once
+_TIGHTER = (
+    0.9  # one more search aims at this share of the budget, and takes back the cuts that are not needed
+)
+_BLOCKS = 3  # if at least so many blocks are equal, each cut is also tried in all of them at once
 _SEEDS_TRIED = 3  # schedules that the search starts from: the cheapest that fit, and as many that do not
-_STEPWISE = 0.02  # share of the peak that one step of `_lower_peak_stepwise` goes down
+_STEPWISE = 0.02  # share of the peak by which one step of `_lower_peak_stepwise` lowers it
 _MOST_STEPWISE = 12  # steps of `_lower_peak_stepwise`
 _STEPS_DOWN = (0.02, 0.05, 0.01, 0.035, 0.08, 0.12)  # shares of the peak that `_step_down` tries
 _MOST_STEPS_DOWN = 24  # searches in one call of `_step_down`
@@ -205,9 +206,11 @@ class Terms:
 
     Attributes:
         budget_bytes: bytes a schedule may use, external buffers included.
-        keeps_order: whether first computations stay in the order of the start. The model must agree.
+        keeps_order: whether the first computations of the ops keep their order. It must be the value that the model was
+            made with.
         seed: seed of the random moves.
-        clock: when to stop. The search of a few hundred ops ends earlier, so the seed alone decides its plan.
+        clock: when to stop. The search of a program with a few hundred ops ends before that, so its plan depends on the
+            seed only.
     """
 
     budget_bytes: int
@@ -282,7 +285,7 @@ class RecomputeSearch:
             target = int(best.peak_bytes * (1 - share))
             found = self.prune(self._with_budget(target)._search(priced_starts, seeds))
             if found.peak_bytes < best.peak_bytes:
-                best, steps = found, iter(_STEPS_DOWN)
+                best, steps = found, iter(_STEPS_DOWN)  # try all steps again from the new peak
         return best
 
     def _with_budget(self, budget_bytes: int) -> RecomputeSearch:
@@ -292,7 +295,7 @@ class RecomputeSearch:
     def _lower_peak_stepwise(self, best: PricedSchedule) -> PricedSchedule:
         """Return a schedule with a lower peak, reached from this one in small steps.
 
-        Other than `_step_down`, it goes on from the schedule at hand instead of starting again.
+        Unlike `_step_down`, it goes on from the given schedule instead of starting again.
         """
         for _ in range(_MOST_STEPWISE):
             if best.peak_bytes <= self._budget or self._clock.is_over():
@@ -319,9 +322,10 @@ class RecomputeSearch:
         return found
 
     def _fit_blocks(self, priced_starts: list[PricedSchedule]) -> list[PricedSchedule]:
-        """Return schedules that treat repeated blocks alike, and some for a tighter budget with the rest taken back.
+        """Return the results of two more searches for each start.
 
-        Both find schedules that no sequence of single best cuts reaches.
+        One aims below the budget, and then takes back the cuts that are not needed. The other makes each cut in all
+        repeated blocks at once. Both find schedules that the greedy choice of single cuts does not reach.
         """
         if self._graph.num_ops > _LARGEST_CAREFUL:
             return []
@@ -337,7 +341,7 @@ class RecomputeSearch:
         return found
 
     def _fit_seeds(self, seeds: list[IntArray]) -> list[PricedSchedule]:
-        """Return the cheapest seeds that fit, pruned, and the lowest seeds that do not, cut until they fit."""
+        """Return the cheapest seeds that fit, pruned, and the lowest other seeds, with gaps cut until they fit."""
         valid = [one for one in map(self._price, seeds) if one is not None]
         valid.sort(key=lambda one: one.key(self._budget))
         fitting = [one for one in valid if one.peak_bytes <= self._budget]
@@ -370,7 +374,7 @@ class RecomputeSearch:
         """
         num_ops = self._graph.num_ops
         draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
-        # a call of the kernel cannot be interrupted, so it makes a limited number of cuts
+        # a call of the kernel cannot be interrupted, so it makes few cuts, and the clock is checked between the calls
         cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1)))
         random = random_state(self._terms.seed)
         shortlist, spread = (24, spread) if num_ops <= _LARGEST_CAREFUL else (4, True)

@@ -1,7 +1,8 @@
-"""Find checkpointed schedules as starts for the search for recomputes.
+"""Find checkpointed schedules from which the search for recomputes starts.
 
-The program is cut into stages up to its turning point, the op after the peak. In a training step the backward begins
-there. `seeds` chooses the stages to recompute with the rotor dynamic program. `even_seeds` needs no kernel.
+The turning point of a program is the op after the peak. In a training step the backward begins there. The part before
+it is cut into stages. `seeds` chooses the stages to recompute with the rotor dynamic program. `even_seeds` chooses them
+by fixed rules, and needs no kernel.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class RotorTable:
     """The cheapest schedules of a chain of stages, for every amount of memory.
 
     A chain runs its stages in order (the forward) and then reverses them from the last to the first (the backward).
-    Stage i computes checkpoint i from checkpoint i - 1. Reversing the stage needs everything that it saves. A kept
-    checkpoint stays until all stages after it are reversed; such schedules are called persistent. The input of the
-    first stage takes no memory. See Beaumont et al., "Optimal checkpointing for heterogeneous chains" (2019).
+    Stage i computes checkpoint i from checkpoint i - 1. Reversing a stage needs everything that the stage saves. If a
+    schedule keeps a checkpoint, the checkpoint stays until all stages after it are reversed. (Such schedules are called
+    persistent.) The input of the first stage takes no memory. See Beaumont et al., "Optimal checkpointing for
+    heterogeneous chains" (2019).
 
     Args:
         costs: the cost of computing each stage.
@@ -83,8 +85,9 @@ def fill_rotor_table(
     """Solve every part of the chain (first stage, last stage) for every amount of memory.
 
     Returns:
-        The extra cost, infinite if the memory does not suffice; and the choice: the first stage itself if everything
-        that it saves is kept, otherwise the stage whose input is the next kept checkpoint; -1 if there is none.
+        The extra cost, which is infinite if the memory does not suffice; and the choice. The choice is the first stage
+        itself if everything that it saves is kept. Otherwise it is the stage whose input is the next kept checkpoint.
+        It is -1 if the memory does not suffice.
     """
     shape = (len(costs), len(costs), slots + 1)
     best, choice = np.full(shape, np.inf), np.full(shape, -1, np.int64)
@@ -94,22 +97,24 @@ def fill_rotor_table(
 
 # These numbers are guesses. The table of the dynamic program has stages^2 x slots entries.
 _MOST_STAGES = 120
-_SLOTS = 200  # units of memory in which the budget is counted
-_TRIES = 10  # amounts of memory for checkpoints that are tried
-_FEW_SLOTS = 40  # if the slots are single bytes and there are no more of them, all amounts are tried
-_EVEN_STAGES = (2, 4, 8, 16, 32, 64)
+_SLOTS = 200  # the table counts memory in slots: the budget has so many
+_TRIES = 10  # how many amounts of memory for checkpoints are tried
+_FEW_SLOTS = 40  # if each slot is one byte, and the budget has at most so many, all amounts are tried
+_EVEN_STAGES = (2, 4, 8, 16, 32, 64)  # numbers of stages that `even_seeds` tries
 
 
 class Stages(NamedTuple):
-    """The first part of a program, up to its turning point, cut where later ops of this part need few bytes.
+    """The part of a program up to its turning point, cut into stages. Each array has one entry per stage.
+
+    The cuts are at places where later ops of this part need few bytes.
 
     Attributes:
-        bounds: stage i holds the ops from `bounds[i]` to before `bounds[i + 1]`.
-        cost: the cost of its ops.
-        checkpoint_bytes: the bytes of this stage and earlier ones that later stages need.
-        saved_bytes: the bytes of this stage that ops after the turning point need.
-        first_user: the first op after the turning point that needs a buffer of this stage; the number of ops if none
-            does.
+        bounds: stage i consists of the ops from `bounds[i]` to `bounds[i + 1] - 1`.
+        cost: the cost of the ops.
+        checkpoint_bytes: bytes that this stage and earlier stages make and later stages need.
+        saved_bytes: bytes that this stage makes and ops after the turning point need.
+        first_user: the first op after the turning point that needs a buffer of this stage; the number of ops if there
+            is no such op.
     """
 
     bounds: IntArray
@@ -197,7 +202,8 @@ def _uses_around(graph: Graph, turn: int) -> tuple[IntArray, IntArray]:
 def _choose_bounds(crossing: IntArray, saved: IntArray, most: int) -> IntArray:
     """Return the bounds of the stages.
 
-    Each stage saves about the same number of bytes. Near such a place, the cut is where the fewest bytes cross.
+    First the stages are chosen so that each saves about the same number of bytes. Then each bound moves to the place
+    nearby that the fewest bytes cross.
     """
     turn = len(crossing)
     target = np.cumsum(saved) / max(float(saved.sum()), 1.0)
@@ -223,7 +229,7 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
     checkpoint = np.ceil(stages.checkpoint_bytes / slot).astype(np.int64)
     saved = np.ceil(stages.saved_bytes / slot).astype(np.int64)
     table = RotorTable(stages.cost, checkpoint, saved, slots)
-    # the table does not count the memory that ops need while they run, so smaller amounts for checkpoints are tried too
+    # the table does not count the memory that ops need while they run, so try smaller amounts for checkpoints too
     num_tries = slots + 1 if exact and slots <= _FEW_SLOTS else min(_TRIES, slots + 1)
     tries = np.unique(np.linspace(slots, 0, num_tries).astype(int))
     seen: dict[bytes, IntArray] = {}
@@ -238,8 +244,8 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
 def _tokens(graph: Graph, stages: Stages, steps: list[tuple[str, int]]) -> IntArray:
     """Return the schedule of a chain as ops of the program.
 
-    When a stage runs again, the ops that may not repeat are left out. The ops after the turning point belong to no
-    stage: `("backward", stage)` runs the next of them that need no earlier stage.
+    When a stage runs again, the ops that may not run again are left out. The ops after the turning point belong to no
+    stage. `("backward", stage)` runs the next of them, up to the first op that needs an earlier stage.
     """
     turn = int(stages.bounds[-1])
     may_repeat = (graph.op_recomputable & (graph.writes.lengths() == 0)).tolist()

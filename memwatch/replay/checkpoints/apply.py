@@ -1,4 +1,4 @@
-"""apply_plan(): checkpoint modules of a model, so that a step stays within the budget of a plan."""
+"""Checkpoint modules of a model, so that a step stays within the budget of a plan (`memwatch.apply_plan`)."""
 
 from __future__ import annotations
 
@@ -146,7 +146,10 @@ class _Names:
         self._skipped = self._skip()
 
     def _skip(self) -> int:
-        """Return how many leading names of a recorded path are the path to the model itself."""
+        """Return how many leading names of a recorded path are the path to the model itself.
+
+        This is the number with which most modules of the model have a recorded module of the same name and class.
+        """
         paths = {
             tuple(path): name
             for path, name in zip(self._step.module_path, self._step.module_class, strict=True)
@@ -200,7 +203,7 @@ def _wrap(module: nn.Module, sizes: Sizes | None, check: _Check) -> Callable[[],
     wrapper = Checkpointed(module, sizes, former, check, has_statistics=has_statistics)
     module.__dict__[_FORWARD] = wrapper
 
-    # the module's forward refers to `undo`, so a strong reference would be a cycle
+    # the wrapper refers to `undo` through `check`, so a strong reference to the module would make a cycle
     found = weakref.ref(module)
 
     def undo() -> None:
@@ -258,8 +261,8 @@ class Checkpointed:
     def _without_statistics(self) -> Iterator[None]:
         """Keep the running statistics of batch norms unchanged while the region runs again.
 
-        With a momentum of 0, a batch norm writes the old values again. Its other results depend on the batch only. The
-        statistics remain its arguments, because autograd saves them.
+        With a momentum of 0, a batch norm writes the old values again. Its other results depend on the batch only. It
+        still gets the statistics as arguments, because autograd has to save the same tensors as in the first run.
         """
         module = self._module()
         norms = [

@@ -1,10 +1,14 @@
 """Choose the tensors that checkpointed regions save, so that a step stays within a budget at the least extra cost.
 
-`simulate` computes the live bytes of eager PyTorch at every moment of a step with checkpointed regions. The step was
-recorded without checkpoints. With checkpoints, a region keeps its inputs, and drops the tensors that autograd would
-save in it. When the backward first reads one of these saved tensors, the region runs again, up to the call that makes
-the last of them. Python's variables do not change while a backward runs. So only autograd held the buffers that were
-freed during the backward.
+A *call* is one call of an op in the recorded step, which ran without checkpoints. A *moment* is one call in the same
+step with checkpoints, where the calls of a region run twice. `simulate` computes the live bytes of eager PyTorch at
+every moment.
+
+With a checkpoint, a region keeps its inputs and drops the tensors that autograd would save in it. When the backward
+first reads one of these saved tensors, the region runs again, up to the call that makes the last of them.
+
+No Python variable changes while a backward runs. If a buffer was freed during the backward, then only autograd held it
+at that time.
 """
 
 from __future__ import annotations
@@ -28,11 +32,13 @@ if TYPE_CHECKING:
 RANDOM_STATE_BYTES: Final = int(torch.get_rng_state().nbytes)
 """Bytes of the generator's state, which a checkpoint on the host saves for each region."""
 _MODE_PRICE: Final = 1_000_000
-"""Price (FLOPs) of torch's Python code around each call in a region that saves results, the views beside it included:
+"""Price (FLOPs) of torch's Python code for each call in a region that saves results, and for the views around the call:
 about 20 microseconds of a core of 50 GFLOP/s."""
 _NUMBER_BYTES: Final = 8
-"""Bytes per call for a number among its arguments. torch wraps it in a tensor, which autograd may keep, and which the
-recorder does not see."""
+"""Bytes added for each call, in case one of its arguments is a number. torch wraps the number in a tensor, which
+autograd may keep. The recorder does not see this tensor."""
+Key: TypeAlias = tuple[int, str, int]
+"""Identifies a call: region, overload, and how many calls of this overload in the region came before it."""
 
 
 class Hold(NamedTuple):
@@ -48,14 +54,14 @@ class Item:
     """The results of one call of a region, which may be saved.
 
     Attributes:
-        key: the region, the overload, and how many calls of this overload in the region came before.
+        key: the call.
         step: the moment at which the call runs again if it is not saved.
         price: cost of running it again.
         nbytes: bytes of its results.
         holds: bytes that live longer if it is saved.
     """
 
-    key: tuple[int, str, int]
+    key: Key
     step: int
     price: int
     nbytes: int
@@ -69,7 +75,7 @@ class Timeline:
     Attributes:
         live_bytes: live bytes at each moment, without workspace.
         workspace_bytes: workspace of the call that runs at each moment.
-        mode_bytes: additional bytes of this call if a region saves results.
+        mode_bytes: bytes that this call takes in addition if its region saves results.
         again_price: cost of running regions again.
         items: the results that can be saved.
         mode_price: region -> cost of calling the policy for each of its ops, if it saves anything.
@@ -101,14 +107,23 @@ class Timeline:
 
 @dataclass(slots=True)
 class _Run:
-    """A region that runs again: its calls, the call before which it runs, and the call after which it is dropped."""
+    """A region that runs again.
+
+    Attributes:
+        region: the region.
+        packs: numbers of the tensors that autograd saved in it.
+        stop: the call before which the region stops when it runs again.
+        before: the call of the backward before which it runs again.
+        released: the call after which torch drops the inputs and the random state of the region.
+        shift: the distance from a call to the moment at which it runs again.
+    """
 
     region: Region
     packs: IntArray
     stop: int
     before: int
     released: int
-    shift: int = 0  # from a call to the moment at which it runs again
+    shift: int = 0
 
 
 def simulate(step: TrainingStep, regions: Sequence[Region]) -> Timeline:
@@ -170,10 +185,10 @@ def _number_bytes(step: TrainingStep) -> int:
 
 
 def _last_call_of_region(step: TrainingStep, region: Region, start: int, stop: int) -> int:
-    """Return the last call at which torch keeps the objects of a region that ran again.
+    """Return the last call at which torch keeps the random state of a region that ran again.
 
-    torch drops them together with the last of the region's inputs and results. Inputs and results that the program
-    holds do not count.
+    torch drops the state together with the last of the region's inputs and results. Inputs and results that outlive the
+    step do not count, because the program holds them.
     """
     inside = (step.use_call >= start) & (step.use_call < stop)
     given = np.unique(step.use_buffer[inside])
@@ -201,7 +216,7 @@ class _Simulation:
             run.shift = place - run.region.start
             start[run.before] = place + length
         self.first = int(self.moment[min((run.region.start for run in self.runs), default=0)])
-        # the change of live bytes at each moment: of all buffers, and of buffers made before the first region
+        # the change of live bytes at each moment. Row 0: all buffers. Row 1: buffers made before the first region
         self.change = np.zeros((2, self.count + 1), dtype=np.int64)
         backward = np.isin(step.call_phase, IN_BACKWARD)
         before = np.concatenate(([-1], np.flatnonzero(~backward)))
@@ -261,9 +276,9 @@ class _Simulation:
 
     def _hold(self, start: int, end: int, nbytes: int) -> None:
         if end >= start:
-            kinds = slice(2 if start < self.first else 1)
-            self.change[kinds, start] += nbytes
-            self.change[kinds, min(end, self.count - 1) + 1] -= nbytes
+            rows = slice(2 if start < self.first else 1)
+            self.change[rows, start] += nbytes
+            self.change[rows, min(end, self.count - 1) + 1] -= nbytes
 
     def _add_forward_buffers(self) -> IntArray:
         """Add the buffers that the recorded calls made; return the moment at which each buffer is freed."""
@@ -289,7 +304,10 @@ class _Simulation:
         return end
 
     def _last_other_holders(self) -> dict[int, int]:
-        """Return buffers that autograd saved in regions -> the last call at which something else may hold them."""
+        """Return the last call at which something besides the region's saved tensors may hold each saved buffer.
+
+        The result has only the buffers that autograd held longest. A checkpoint frees these earlier.
+        """
         step = self.step
         released = np.full(len(step.buffer_nbytes) + 1, NONE, dtype=np.int64)
         np.maximum.at(released, step.pack_buffer, step.pack_released)
@@ -304,8 +322,8 @@ class _Simulation:
                     last[buffer] = self._last_python_holder(buffer, death)
         if not last:
             return last
-        loosened = np.concatenate([run.packs for run in self.runs])
-        others = np.setdiff1d(np.arange(len(step.pack_buffer)), loosened)
+        dropped = np.concatenate([run.packs for run in self.runs])
+        others = np.setdiff1d(np.arange(len(step.pack_buffer)), dropped)
         for pack in others.tolist():
             buffer = int(step.pack_buffer[pack])
             if buffer in last:
@@ -330,7 +348,9 @@ class _Simulation:
         step, moment = self.step, self.moment
         for run in self.runs:
             stop = run.stop + run.shift - 1
-            if step.is_on_host:  # while the forward's random state is set, the backward's state is saved
+            if (
+                step.is_on_host
+            ):  # the region runs with the random state of its forward; torch keeps the current one
                 self._hold(run.region.start + run.shift, stop, RANDOM_STATE_BYTES)
             released: dict[int, int] = {}
             for pack in run.packs.tolist():
@@ -382,9 +402,7 @@ def _items(step: TrainingStep, region: Region, stop: int, shift: int, forward_en
 
 
 _TRIALS: Final = 6
-"""Numbers of unchanged modules that are tried. A guess."""
-Key: TypeAlias = tuple[int, str, int]
-"""Identifies a call: region, overload, and how many calls of this overload in the region came before it."""
+"""How many numbers of modules without a checkpoint are tried. A guess."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -448,6 +466,7 @@ def _saving(timeline: Timeline, regions: list[Region], groups: dict[Key, list[It
         for key in saved:
             gain[key[0]] = gain.get(key[0], 0) + sum(item.price for item in groups[key])
         losses = sorted((timeline.mode_price[region] - gain[region], region) for region in gain)
+        # only the worse half: the others may save more in the room that this leaves
         dropped = {region for loss, region in losses[len(losses) // 2 :] if loss >= 0}
         if not dropped:
             break
@@ -463,7 +482,7 @@ def _saving(timeline: Timeline, regions: list[Region], groups: dict[Key, list[It
 
 
 def _fill(timeline: Timeline, groups: dict[Key, list[Item]]) -> list[Key]:
-    """Return the groups that fit below the peak of plain checkpoints, first come, first served."""
+    """Return the groups that fit below the peak of plain checkpoints. The first groups are taken first."""
     limit = timeline.peak_bytes
     total = timeline.live_bytes + timeline.workspace_bytes + timeline.mode_bytes
     saved = []
@@ -512,7 +531,7 @@ def choose_regions(step: TrainingStep, sets: Sequence[list[Region]], budget_byte
     """Choose the modules to checkpoint and the results to save in them.
 
     The budget decides how many modules are checkpointed. Saved results never raise the peak. In each set, the last
-    modules stay as they are, as many as the budget allows, because their saved tensors live for the shortest time.
+    modules get no checkpoint, as many as the budget allows, because their saved tensors live for the shortest time.
     """
     best = _choice(step, [])
     if best.peak_bytes <= budget_bytes:
@@ -536,7 +555,7 @@ def _without_last(regions: list[Region], count: int) -> list[Region]:
 
 
 def _counts(step: TrainingStep, regions: list[Region], budget_bytes: int) -> list[int]:
-    """Return some numbers of unchanged regions that keep the budget, 0 among them."""
+    """Return some numbers of regions without a checkpoint that keep the budget. 0 is always among them."""
     low, high = 0, len({region.key for region in regions}) - 1
     while low < high:
         middle = (low + high + 1) // 2

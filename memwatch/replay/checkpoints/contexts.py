@@ -1,8 +1,10 @@
-"""How a checkpointed region runs: the contexts of its forward and of running it again, and the first pass, measured.
+"""Make the contexts in which a checkpointed region runs, and measure the first pass.
 
-The first pass is measured from its first region to the end of the backward that runs its regions again. Both the
-measured figure and the plan's figure leave out buffers that were made before it. `Turns` finds the contexts of the
-regions that a program checkpoints itself, by their turn in the pass.
+A *pass* is a forward with checkpointed regions and its backward. Each region has two contexts: the first is for its
+forward, and the second for running it again in the backward. The first pass is measured from its first region to the
+end of the backward. The measured figure and the plan's figure both leave out buffers that were made before the pass.
+
+`Turns` finds the contexts of the regions that a program checkpoints itself. It knows a region by its turn in the pass.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
     from memwatch._torch.dispatch import OpOverload
     from memwatch.planner.plan import Plan
-    from memwatch.replay.checkpoints.choose import Choice, Timeline
+    from memwatch.replay.checkpoints.choose import Timeline
 
     Contexts: TypeAlias = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -61,6 +63,7 @@ Sizes: TypeAlias = "Mapping[OpOverload, list[int]]"
 _SAVE = CheckpointPolicy.MUST_SAVE
 _AGAIN = CheckpointPolicy.PREFER_RECOMPUTE
 _NOTHING: Final[list[OpOverload]] = []
+# torch 2.13 and later gives the policy the result of the op
 _SHOWS_RESULT: Final = "op_output" in inspect.signature(SelectiveCheckpointContext.__init__).parameters
 
 
@@ -90,10 +93,10 @@ def contexts_of(sizes: Sizes | None, around: Iterable[ContextMaker] = ()) -> Con
 
 
 def policy_of(sizes: Sizes) -> Callable[..., CheckpointPolicy]:
-    """Return the policy of one run of a region.
+    """Return the policy of one run of a region: it decides which results of ops are saved.
 
-    The policy counts the calls of an overload, as torch does to find saved results. A result that is larger than in
-    the recording is computed again, so that a region stays within the plan's bytes.
+    The policy counts the calls of each overload, as torch does to find saved results. A result that is larger than in
+    the recording is not saved, so that a region stays within the plan's bytes.
     """
     left = {overload: iter(each) for overload, each in sizes.items()}
     decided: dict[OpOverload, deque[CheckpointPolicy]] = {}
@@ -125,7 +128,7 @@ ContextMaker: TypeAlias = "Callable[[], AbstractContextManager[Any]]"
 
 @dataclass(slots=True)
 class RunAgain:
-    """The context of a region that runs again, inside of other contexts."""
+    """A context for running a region again: torch's own context, inside of other contexts."""
 
     inner: AbstractContextManager[Any]
     around: tuple[ContextMaker, ...]
@@ -157,7 +160,7 @@ class FirstPass:
     Args:
         what: the beginning of the message: the function that the user called.
         device: device whose bytes count.
-        undo: called before the error is raised.
+        undo: called before an error is raised.
 
     Attributes:
         is_over: whether nothing is left to measure.
@@ -200,6 +203,7 @@ class FirstPass:
         self._window.mark("pass")
         self._end_calls = call_after_backwards(self._backward_returned)
 
+    # `token` is an argument so that it lives as long as the context, which autograd keeps with the saved tensors
     @contextlib.contextmanager
     def _running_again(self, token: _Token) -> Iterator[None]:
         self._has_run_again = True
@@ -220,7 +224,7 @@ class FirstPass:
             self._stop()
 
     def _stop(self) -> int | None:
-        """End the window; return the most bytes that the pass held, None in another thread than the window's."""
+        """End the window; return the most bytes that the pass held. Return None in another thread than the window's."""
         if self._window is None or self._thread != threading.get_ident():
             return None
         window, self._window = self._window, None
@@ -253,10 +257,12 @@ _SMALLER: Final = 'make the regions smaller, or use backend="memwatch"'
 class Turns:
     """Returns the contexts of each checkpointed region of a pass.
 
-    A region is known by its turn, because every pass runs its regions in the same order. A region that begins after
-    another one has run again begins a new pass. If the recorded program had checkpoints, its regions are known. If not,
-    the regions are assumed to be its repeated modules, until the first pass has shown them. A region that calls other
-    ops than the module saves nothing from the first different op on.
+    A region is identified by its turn, because every pass runs its regions in the same order. If a region begins after
+    another one has run again, it begins a new pass.
+
+    If the program was recorded with its checkpoints, its regions are known. If not, `Turns` assumes that they are the
+    repeated modules, until the first pass has shown the real ones. If a region calls other ops than the assumed module,
+    it saves nothing from the first different op on.
 
     Attributes:
         choice: the saved results; None before the regions are known.
@@ -362,7 +368,7 @@ class Turns:
 
 
 def warn_if_above(choice: Choice, budget_bytes: int, what: str, *, strict: bool, stacklevel: int) -> None:
-    """Warn of a budget that checkpoints cannot keep, with both figures.
+    """Warn if checkpoints cannot keep the budget. The warning has both figures.
 
     Raises:
         BudgetError: instead of the warning, if `strict`.

@@ -24,7 +24,7 @@ class Region:
             number of the module. `own_regions` and `likely_regions` use the turn, see `with_turns`. `match` uses the
             position in `seen`.
         start: its first op call in the forward.
-        end: the op call after its last one.
+        end: the number of its last op call in the forward, plus 1.
         names: overloads that the region calls in training, if they are known.
     """
 
@@ -44,8 +44,8 @@ def module_regions(step: TrainingStep) -> list[list[Region]]:
     """Return sets of module calls that can be checkpointed. Calls of one set are not nested. The key is the module.
 
     The first set has the outermost modules with a sibling of the same class, such as the blocks of a transformer. Each
-    other set has all modules at one depth, of the three depths below the outermost. Modules whose calls run one op at
-    most, or cannot run again, are left out.
+    of up to three other sets has all modules at one depth, below the outermost module. A module is left out if its
+    calls run only one op, or cannot run again.
     """
     runs = _runs(step)
     families = _families(step, runs)
@@ -109,7 +109,7 @@ def _outermost(step: TrainingStep, runs: Iterable[int]) -> list[int]:
 
 
 def _allowed(step: TrainingStep, regions: list[Region]) -> list[Region]:
-    """Return the regions of modules whose runs may all run again."""
+    """Return the regions of the modules of which every call can run again."""
     refused = {
         region.key
         for region in regions
@@ -119,10 +119,10 @@ def _allowed(step: TrainingStep, regions: list[Region]) -> list[Region]:
 
 
 def outer_writers(step: TrainingStep, region: Region) -> set[int] | None:
-    """Return the modules that write buffers from before the region. A batch norm does so with its statistics.
+    """Return the modules that write, in the region, buffers from before it. A batch norm does so with its statistics.
 
-    The result is None if the region cannot run again: it writes such a buffer outside of all modules, or a buffer that
-    an earlier op made.
+    The result is None if the region cannot run again, because code outside of all modules writes such a buffer, or an
+    earlier op of the step made the buffer.
     """
     inside = (step.write_call >= region.start) & (step.write_call < region.end)
     maker = step.buffer_maker[step.write_buffer]
@@ -134,9 +134,10 @@ def outer_writers(step: TrainingStep, region: Region) -> set[int] | None:
 def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
     """Return the regions that the recorded program itself checkpoints, with the calls that ran them again.
 
-    A region ran the same ops in the forward. If several stretches of the forward have these ops, the last stretch that
-    is still free is chosen, because regions run again in reverse order. Each stretch belongs to one region at most. So
-    a run that has no free stretch is left out, such as the second run of a region in a second backward.
+    The calls that ran a region again have the same ops as a stretch of the forward, which is the region. If several
+    stretches have these ops, the last one that is still free is chosen, because regions run again in reverse order.
+    Each stretch belongs to at most one region. If no stretch is free, the calls are left out. This happens if a second
+    backward runs a region once more.
     """
     found: list[tuple[Region, int, int]] = []
     again = sorted(zip(step.again_start.tolist(), step.again_end.tolist(), strict=True))
@@ -162,7 +163,7 @@ def with_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
     A pass is the part of the forward between two backwards.
     """
     backward = np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD))
-    turns: dict[int, int] = {}  # a pass, by the number of backward calls before it -> its latest turn
+    turns: dict[int, int] = {}  # number of backward calls before a pass -> the latest turn in this pass
     numbered = []
     for region in regions:
         before = int(np.searchsorted(backward, region.start))
@@ -184,7 +185,7 @@ def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
     recorded = [plain_name(step.overloads[step.call_overload[call]]) for call in forward]
     found: list[Region] = []
     cursor, before = 0, -1
-    while len(found) > before:
+    while len(found) > before:  # one round for each recorded pass, until a round finds nothing
         before = len(found)
         for key, calls in enumerate(names):
             place = _find(recorded, [plain_name(name) for name in calls], cursor)
@@ -204,7 +205,7 @@ def plain_name(name: str) -> str:
 
 
 def _find(recorded: list[str], wanted: list[str], start: int) -> int:
-    """Return the index at or after `start` where all names follow each other; -1 if there is none."""
+    """Return the first index at or after `start` where the wanted names begin; -1 if there is none."""
     if wanted:
         for place in range(start, len(recorded) - len(wanted) + 1):
             if recorded[place : place + len(wanted)] == wanted:

@@ -1,8 +1,8 @@
-"""The facts about a recorded training step that a checkpoint policy needs: sizes, lives, saved tensors, calls.
+"""Describe a recorded training step for checkpoint policies: its calls, buffers, saved tensors and modules.
 
-Time is counted in calls. A call is a recorded op that makes or writes memory, or returns a number. A plan file holds
-the step as plain lists, so that a loaded plan can drive training without its recording. `read_step` reads the step from
-a recording.
+Time is counted in calls. A call is a recorded op that makes or writes memory, or returns a number. A plan file contains
+the step as plain lists, so that a loaded plan can be used for training without its recording. `read_step` reads the
+step from a recording.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class TrainingStep:
             states that torch restores.
         buffer_nbytes: bytes of each buffer.
         buffer_maker: the call that made it, -1 if it existed before.
-        buffer_death: the last call that began before it was freed; the number of calls if it lives on.
+        buffer_death: the last call that began before it was freed; the number of calls if it outlives the block.
         use_call, use_buffer: pairs of a call and a buffer that the call reads or writes.
         write_call, write_buffer: pairs of a call and a buffer that the call writes, but did not make.
         write_module: the module that runs the call of such a pair, -1 outside of all modules.
         pack_buffer: the buffer of each saved tensor, in the order of saving; -1 if unknown.
-        pack_call: the call whose backward needs it. For a tensor that a custom autograd function saved, this is the
-            last call in the forward of the function.
+        pack_call: the call whose backward needs it. If a custom autograd function saved it, this is the last call in
+            the forward of the function.
         pack_saved: the number of calls that had begun when it was saved.
         pack_read: the call before which backward first read it, -1 if never.
         pack_released: the last call that had begun when autograd dropped it; the number of calls if never.
@@ -124,7 +124,7 @@ class TrainingStep:
 
 
 _PLAIN: Final = frozenset({"overloads", "module_path", "module_class", "device"})
-"""The fields of a step that are no arrays."""
+"""The fields of a step that are not arrays."""
 _ADD: Final = "aten.add.Tensor"
 _ADD_IN_PLACE: Final = "aten.add_.Tensor"
 _PRODUCT: Final = "aten.mm.default"
@@ -206,10 +206,10 @@ class _Reader:
         )
 
     def _biases(self) -> list[int]:
-        """Return the calls that add a bias in place to the matrix product that the previous call made.
+        """Return the calls that add a bias in place to the matrix product of the previous call.
 
         Under a dispatch mode, such as selective checkpointing, torch adds the bias out of place. Then the call has
-        another name, and takes memory for one more result.
+        another name, and needs memory for a result of its own.
         """
         calls, buffers = self._calls, self._buffers
         return [
@@ -222,7 +222,7 @@ class _Reader:
         ]
 
     def _call_at(self, op: IntArray) -> IntArray:
-        """Return for each op the first call that is not before it, which is the number of calls before it."""
+        """Return for each op the index of the first call at or after it."""
         return np.searchsorted(self._ops, op).astype(np.int64)
 
     def _deaths(self) -> IntArray:
@@ -242,6 +242,7 @@ class _Reader:
         count = len(packs["pack"])
         read, released = (np.full(count, NONE, dtype=np.int64) for _ in range(2))
         is_read = unpacks["released"] == 0
+        # in reverse order, so that the first read is written last and stays
         read[unpacks["pack"][is_read][::-1]] = unpacks["op"][is_read][::-1]
         released[unpacks["pack"][~is_read]] = unpacks["op"][~is_read]
         of_storage = {item.storage: number for number, item in enumerate(self._buffers)}
@@ -252,8 +253,8 @@ class _Reader:
             first_op.setdefault(number, op)
         sequence, saved = packs["sequence"], self._call_at(packs["op"])
         own = _ints(first_op.get(number, NONE) for number in sequence.tolist())
-        # An input that a checkpoint keeps has no node: it belongs to the region, which begins with the next call. The
-        # node of a custom autograd function has no op, and saves its tensors when its forward has ended.
+        # Two kinds of saved tensors have no op of their own. A checkpoint saves the inputs of its region, which begins
+        # with the next call. A custom autograd function saves its tensors after the last call of its forward.
         without_op = np.where(sequence == NONE, saved, np.maximum(saved - 1, 0))
         never = len(self._calls)
         return {
@@ -265,7 +266,7 @@ class _Reader:
         }
 
     def _places(self) -> dict[int, tuple[str, int]]:
-        """Return the number of each module -> its latest name and parent. Former places do not count."""
+        """Return the name and the parent of each module, by its number. Former places do not count."""
         if self._known_places is None:
             table = self._capture.tables["modules"]
             names = self._capture.text(table["name"])
@@ -304,9 +305,9 @@ class _Reader:
 def _is_savable(call: Call, effect: int, written: set[int]) -> bool:
     """Return True if selective checkpointing may save the results of a call.
 
-    The results must be new buffers, because a view of older memory cannot be saved by itself. No later call may write
-    them: torch would refuse to save them. The call may have no effect. If a random op did not run again, for example,
-    the random ops after it would draw other numbers.
+    The results must be new buffers, because a view of older memory cannot be saved by itself. No call may write them,
+    because torch refuses to save such results. The call must have no effect. For example, if a random op did not run
+    again, the random ops after it would draw other numbers.
     """
     results = [item for item in leaves(call.result) if item is not None]
     if (
