@@ -127,7 +127,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             require_known_fields(given)
     capture = named_for(place, options.output or _default_name(program, place))
     page: Path | None = None
-    if options.html:  # beside the capture it has that one's name
+    if options.html:  # without a path, the page is beside the capture and has its name
         page = (named_for(place, options.page) if options.page else capture.with_suffix(".html")).absolute()
     make_room(capture=capture, page=page, inputs=program.files(), force=options.force)
     again = memwatch_command()
@@ -183,7 +183,7 @@ def _name_next(
 
 
 def _write_page(recording: Profile, page: Path, *, force: bool) -> None:
-    if recording.page != page:  # else it was written when memory ran out
+    if recording.page != page:  # otherwise the page was written already, when memory ran out
         recording.report(page, force=force)
 
 
@@ -196,7 +196,7 @@ def _run_inside(
     writing = threading.Lock()
 
     def flush() -> None:
-        with writing:  # else the recording is being closed, and that writes everything
+        with writing:  # waits while the recording is being closed, which writes everything
             recording.flush()
 
     termination = WriteBeforeTermination(flush)
@@ -224,7 +224,7 @@ def _run_inside(
 
 
 def _close(recording: Profile, raised: BaseException | None) -> None:
-    """End the recording, which adds to the error of an allocator what was live.
+    """End the recording. If memory ran out, this adds the live memory to the error.
 
     If it could not be written to its file, because the disk is full or another program has changed the file, print its
     summary at least.
@@ -258,7 +258,7 @@ class _Wrote(NamedTuple):
     report_command: str
 
     def text(self, children: int) -> str:
-        """Return what was written, by how many children too."""
+        """Return the files that were written, and how many files the children wrote."""
         text = f"wrote {self.capture}"
         if self.page is not None and self.page.exists():
             text += f" and {self.page}"
@@ -283,7 +283,7 @@ def _say_at_exit(
                 say(each)
             children = len(files_of_children(wrote.capture)) if merge_children else 0
             say(wrote.text(children))
-            written = [wrote.report_command] if recording.page is not None else []  # as where memory ran out
+            written = [wrote.report_command] if recording.page is not None else []  # the page exists already
             following = [command for command in commands if command not in written]
             following += [merge_children] if children else []
             if following:
