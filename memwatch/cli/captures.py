@@ -31,7 +31,7 @@ from memwatch.errors import MemwatchError
 from memwatch.output_files import OutputError, write_whole
 from memwatch.progress import working
 from memwatch.settings import project_settings
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_change
 from memwatch.words.processes import PROGRAM_FAILED, counted, listed
 from memwatch.words.ranks import UNREAD
 from memwatch.words.storages import file_remarks, moved_peak, short_site
@@ -476,7 +476,7 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
     share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
     sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
     where = f" on {compared.device}" if not is_host(compared.device) else ""
-    headline = Text(f"Peak{where} {sizes}, {_signed(grown)}{share}", style="bold")
+    headline = Text(f"Peak{where} {sizes}, {format_change(grown)}{share}", style="bold")
     moment = compared.moved_to
     moved = [Text(moved_peak(moment.op_name, moment.phase, moment.line))] if moment else []
     files = file_remarks(compared.renamed_files, compared.old_files, compared.new_files)
@@ -486,7 +486,7 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
         return to_text(headline, *moved, "No site changed.")
     shown = changed.head(rows)
     figures = {
-        "Change": [_signed(nbytes) for nbytes in shown["delta_bytes"]],
+        "Change": [format_change(nbytes) for nbytes in shown["delta_bytes"]],
         "Old": [format_bytes(nbytes) for nbytes in shown["old_bytes"]],
         "New": [format_bytes(nbytes) for nbytes in shown["new_bytes"]],
     }
@@ -506,17 +506,15 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
         changed.groupby(level=0)["delta_bytes"].sum().sort_values(key=abs, ascending=False, kind="stable")
     )
     if len(by_category) > 1:  # otherwise the headline has the sum
-        sums = ", ".join(f"{category} {_signed(nbytes)}" for category, nbytes in by_category.items())
+        sums = ", ".join(f"{category} {format_change(nbytes)}" for category, nbytes in by_category.items())
         moved.append(Text(f"By category: {sums}"))
     rest = changed["delta_bytes"].iloc[rows:]
     more = (
-        [Text(f"{counted(len(rest), 'more site')}: {_signed(rest.sum())}", style="dim")] if len(rest) else []
+        [Text(f"{counted(len(rest), 'more site')}: {format_change(rest.sum())}", style="dim")]
+        if len(rest)
+        else []
     )
     return to_text(headline, *moved, "", table, *more)
-
-
-def _signed(nbytes: int) -> str:
-    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
 
 
 class _Format(argparse.Action):
