@@ -22,6 +22,7 @@ from memwatch.job import (
     JobPlace,
     ask_children,
     children_told,
+    default_name,
     file_of_child,
     files_of_children,
     named_for,
@@ -275,7 +276,7 @@ def _file(output: str | None) -> Path:
     place = JobPlace.here()
     if output:
         require_known_fields(output)
-    name = output or f"{program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}.memwatch"
+    name = output or f"{default_name(place, program_name())}.memwatch"
     path = named_for(place, name).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

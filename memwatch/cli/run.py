@@ -47,14 +47,20 @@ from memwatch.cli.recording import (
     say_limits_without_device,
 )
 from memwatch.errors import CaptureError, MemwatchError
-from memwatch.job import JobPlace, ask_children, files_of_children, named_for, require_known_fields
+from memwatch.job import (
+    JobPlace,
+    ask_children,
+    default_name,
+    files_of_children,
+    named_for,
+    require_known_fields,
+)
 from memwatch.settings import project_settings
 from memwatch.words.processes import GAVE_WAY_KIND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwatch.cli.program import Program
     from memwatch.profile import Profile
 
 
@@ -125,7 +131,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     for given in (options.output, options.page):
         if given:
             require_known_fields(given)
-    capture = named_for(place, options.output or _default_name(program, place))
+    capture = named_for(place, options.output or f"{default_name(place, program.name)}.memwatch")
     page: Path | None = None
     if options.html:  # without a path, the page is beside the capture and has its name
         page = (named_for(place, options.page) if options.page else capture.with_suffix(".html")).absolute()
@@ -237,11 +243,6 @@ def _close(recording: Profile, raised: BaseException | None) -> None:
         with contextlib.suppress(CaptureError):
             # with all tables, because there is no capture that could show them later
             sys.stderr.write(recording.summary(color=False, rows=ALL_TABLES_ROWS, following="") + "\n")
-
-
-def _default_name(program: Program, place: JobPlace) -> str:
-    """Return the name of the capture where none was given."""
-    return f"{program.name}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}.memwatch"
 
 
 def _merge_command(again: list[str], capture: Path, rank: str = "") -> str:
