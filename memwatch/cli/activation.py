@@ -31,7 +31,7 @@ def activate() -> None:
 
     `MEMWATCH=monitor,native=1` starts the process once more here, with the sampler of malloc.
 
-    Three kinds of processes are left out: commands of memwatch itself, torch's launcher of ranks, and what
+    Three kinds of processes are left out: commands of memwatch itself, torch's launcher of ranks, and processes that
     `memwatch run --children` records already.
     """
     if _activated or CHILDREN in os.environ or _is_left_out(sys.orig_argv):
