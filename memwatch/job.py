@@ -118,6 +118,11 @@ def note_fork() -> None:
 os.register_at_fork(after_in_child=note_fork)
 
 
+def default_name(place: JobPlace, program: str) -> str:
+    """Return the name of a program's file without its suffix, with placeholders for `named_for`."""
+    return f"{program}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}"
+
+
 def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:
     """Return the file of this process: placeholders are replaced, and a rank of many gets its number if there is none.
 

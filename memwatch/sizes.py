@@ -82,6 +82,11 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes / 2**40:.2f} TiB"
 
 
+def format_change(nbytes: int) -> str:
+    """Print a difference of bytes with its sign: ``+12.50 MiB``, ``-512 B``, ``0 B``."""
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
+
+
 def format_bytes_as(nbytes: float, most_bytes: float) -> str:
     """Print a tick of an axis in the unit of its largest one, unless that would print a zero.
 

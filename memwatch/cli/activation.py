@@ -25,11 +25,13 @@ _activated: Final[list[int]] = []
 
 
 def activate() -> None:
-    """Do what the variable names once this process imports torch. A wrong word ends it before the program starts.
+    """Arrange what the variable names: it begins once this process imports torch.
+
+    If a word of the variable is wrong, the process ends before the program starts.
 
     `MEMWATCH=monitor,native=1` starts the process once more here, with the sampler of malloc.
 
-    Three kinds of processes are left out: commands of memwatch itself, torch's launcher of ranks, and what
+    Three kinds of processes are left out: commands of memwatch itself, torch's launcher of ranks, and processes that
     `memwatch run --children` records already.
     """
     if _activated or CHILDREN in os.environ or _is_left_out(sys.orig_argv):
@@ -51,7 +53,7 @@ def activate() -> None:
     started_as = os.getpid()
 
     def start() -> None:
-        # a fork that imports torch by itself was not started by Python
+        # only in the process that Python started, and not in a fork that imports torch by itself
         for name, options in wanted.items() if os.getpid() == started_as else ():
             mode = _MODES[name]
             getattr(importlib.import_module(mode.module), mode.function)(options)
@@ -70,7 +72,9 @@ def _is_left_out(words: list[str]) -> bool:
 
 
 def _read(text: str) -> dict[str, dict[str, Any]]:
-    """Return the modes that the value of the variable names, each with its options. Options alone are of a recording.
+    """Return the modes that the value of the variable names, each with its options.
+
+    Options without a mode belong to a recording.
 
     Raises:
         ValueError: a word is neither a mode nor an option of one, or its value means nothing.

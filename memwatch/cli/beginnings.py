@@ -119,7 +119,7 @@ class Fit:
         """Print the ways and the lines of the best; raise BudgetError if none keeps the limit."""
         limit, words = options.limit, options.program
         at = next((at for at, word in enumerate(words) if word.partition("=")[0] == "--limit"), None)
-        if limit is None and at is not None:  # it may stand behind the script, where it reads best
+        if limit is None and at is not None:  # the user wrote it after the script
             _, is_in_one_word, limit = words[at].partition("=")
             after = at + 1 if is_in_one_word else at + 2
             limit = limit or "".join(words[at + 1 : after])
@@ -138,9 +138,9 @@ class Fit:
             make_room(plan_target, force=options.force)
         outside = None if options.in_place else FilesOutside()
         files = _private_files(options, "fit", "the script several times")
-        # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and
-        # after the files are private, for torch starts threads
-        # torch takes seconds to import, so the first line comes before
+        # The order of the next lines matters. The files are private before the import, because torch starts threads.
+        # The first line is printed before the import, because torch takes seconds to import. The import comes before
+        # the program's folder is first in sys.path, because that folder may have modules of the same name.
         steps = DEFAULT_STEPS if options.steps is None else options.steps
         say(BEGINS.format(steps=steps, program=_THE_PROGRAM if options.command else program.target))
         from memwatch.fit.api import fit_program
@@ -157,7 +157,7 @@ class Fit:
                 print_line=say,
             )
         except MemwatchError:
-            # the summary would have these sentences
+            # without an error, the summary has these sentences
             for remark in [] if files is None else files_dropped(files.drop_changes()):
                 say(remark)
             raise
@@ -303,8 +303,8 @@ class Estimate:
         )
         outside = None if options.in_place or not (capture or options.html) else FilesOutside()
         files = _private_files(options, "estimate", "the script")
-        # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and
-        # after the files are private, for torch starts threads
+        # The files are private before these imports, because torch starts threads. The imports come before the
+        # program's folder is first in sys.path, because that folder may have modules of the same name.
         from memwatch.cards import Room
         from memwatch.estimate.api import find_largest
         from memwatch.estimate.job import Job

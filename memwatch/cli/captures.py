@@ -31,7 +31,7 @@ from memwatch.errors import MemwatchError
 from memwatch.output_files import OutputError, write_whole
 from memwatch.progress import working
 from memwatch.settings import project_settings
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_change
 from memwatch.words.processes import PROGRAM_FAILED, counted, listed
 from memwatch.words.ranks import UNREAD
 from memwatch.words.storages import file_remarks, moved_peak, short_site
@@ -132,7 +132,7 @@ def _to_run_next(reading: Reading) -> list[str]:
 
 
 def _rounded_up(nbytes: int) -> str:
-    """Return a size that is short to type. It is at most a tenth larger, so it stays below the recorded peak."""
+    """Return a size that is short to type. Rounding adds at most a tenth, so it stays below the recorded peak."""
     if nbytes >= 10 * 2**20:
         return f"{math.ceil(nbytes / 2**20)}MiB"
     if nbytes >= 2**20:
@@ -418,11 +418,11 @@ class Diff:
         allowed = growth if options.fail_above is None else options.fail_above
         make_room(page=options.output, inputs=[options.old, options.new], force=options.force)
         with working("memwatch diff"):
-            # the one is gone when the other is read: long runs need gigabytes
-            old, *new = (
+            # a generator, so that the first reading is freed before the second is read: long runs need gigabytes
+            old, new = (
                 sites_at_peak(_read_and_warn(path, options.device)) for path in (options.old, options.new)
             )
-            compared = compare_peaks(old, *new)
+            compared = compare_peaks(old, new)
         if options.output is not None:
             _write_page(compared, options)
         if options.json:
@@ -454,7 +454,10 @@ def _write_page(compared: Comparison, options: argparse.Namespace) -> None:
 
 
 def _print_for_github(compared: Comparison, rows: int, allowed: float | None) -> None:
-    """Print Markdown for a comment, and workflow commands where redirected output does not swallow them."""
+    """Print Markdown for a comment on standard output, and workflow commands on standard error.
+
+    Standard output usually goes to a file, and GitHub reads workflow commands only from the log.
+    """
     from memwatch.report.github import error_annotations, markdown, repository_root
 
     root = repository_root()
@@ -473,7 +476,7 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
     share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
     sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
     where = f" on {compared.device}" if not is_host(compared.device) else ""
-    headline = Text(f"Peak{where} {sizes}, {_signed(grown)}{share}", style="bold")
+    headline = Text(f"Peak{where} {sizes}, {format_change(grown)}{share}", style="bold")
     moment = compared.moved_to
     moved = [Text(moved_peak(moment.op_name, moment.phase, moment.line))] if moment else []
     files = file_remarks(compared.renamed_files, compared.old_files, compared.new_files)
@@ -483,12 +486,12 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
         return to_text(headline, *moved, "No site changed.")
     shown = changed.head(rows)
     figures = {
-        "Change": [_signed(nbytes) for nbytes in shown["delta_bytes"]],
+        "Change": [format_change(nbytes) for nbytes in shown["delta_bytes"]],
         "Old": [format_bytes(nbytes) for nbytes in shown["old_bytes"]],
         "New": [format_bytes(nbytes) for nbytes in shown["new_bytes"]],
     }
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading, cells in figures.items():  # where the line is short, words give way and not figures
+    for heading, cells in figures.items():  # in a narrow terminal, words are cut and figures are not
         table.add_column(heading, justify="right", no_wrap=True, min_width=max(map(len, cells)))
     room = line_width(None) - sum(2 + max(map(len, (heading, *cells))) for heading, cells in figures.items())
     categories, modules, _ = (list(texts) for texts in zip(*shown.index, strict=True))
@@ -497,23 +500,21 @@ def _differences_as_text(compared: Comparison, rows: int) -> str:
     for heading in ("Category", "Module", "Site"):
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
     for (category, module, site), *cells in zip(shown.index, *figures.values(), strict=True):
-        told = head(short_site(site), room - for_module)
-        table.add_row(*cells, name(category), tail(module, for_module), told)
+        site_cell = head(short_site(site), room - for_module)
+        table.add_row(*cells, name(category), tail(module, for_module), site_cell)
     by_category = (
         changed.groupby(level=0)["delta_bytes"].sum().sort_values(key=abs, ascending=False, kind="stable")
     )
     if len(by_category) > 1:  # otherwise the headline has the sum
-        sums = ", ".join(f"{category} {_signed(nbytes)}" for category, nbytes in by_category.items())
+        sums = ", ".join(f"{category} {format_change(nbytes)}" for category, nbytes in by_category.items())
         moved.append(Text(f"By category: {sums}"))
     rest = changed["delta_bytes"].iloc[rows:]
     more = (
-        [Text(f"{counted(len(rest), 'more site')}: {_signed(rest.sum())}", style="dim")] if len(rest) else []
+        [Text(f"{counted(len(rest), 'more site')}: {format_change(rest.sum())}", style="dim")]
+        if len(rest)
+        else []
     )
     return to_text(headline, *moved, "", table, *more)
-
-
-def _signed(nbytes: int) -> str:
-    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
 
 
 class _Format(argparse.Action):

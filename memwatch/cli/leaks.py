@@ -87,14 +87,14 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         if has_failed or not isinstance(error, TensorLeakError):
             try:
                 _say_what_was_seen(growth, error, settings)
-            except Exception as failure:  # as where standard output is full: the program's own error ends it
+            except Exception as failure:  # such as a full disk; the process ends with the program's own error
                 with contextlib.suppress(Exception):
                     say(NOT_SAID.format(error=failure))
             return hide_own_frames(error)
         found = error.leaks
     # the memory that each round adds is more precise than the sum at the end
     found = [leak for leak in found if not growth.has_leak_of(leak, check.leaked_storages(leak.cause))]
-    # the program can neither avoid nor break them, and they do not grow with its rounds
+    # torch's own cycles are no leaks: the program can neither avoid nor break them, and rounds do not add to them
     cycles_of_torch = [leak for leak in found if is_closed_by_torch(leak)]
     found = [leak for leak in found if leak not in cycles_of_torch]
     grown_at = {leak.cause: growth.kept_by(leak, check.leaked_storages(leak.cause)) for leak in found}
@@ -338,7 +338,7 @@ def _counted(leaks: list[Leak], settings: Settings) -> list[Leak]:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Return lines that fit; what is left of one stands below it, further in."""
+    """Return the text with lines of at most `width` characters. The rest of a line is below it, indented further."""
     lines = []
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 4)

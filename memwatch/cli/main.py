@@ -61,7 +61,7 @@ type. `memwatch --help` lists all verbs. `memwatch run --help` explains one.
 """The text that `memwatch` without a verb prints. A line fits 80 columns."""
 
 _BRACKETS: Final = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]")
-"""An option of a usage line, which is not broken."""
+"""An option in a usage line. Lines are not broken inside an option."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text_of(error: OSError) -> str:
-    """Return the text of an error of the system. Only the working directory can be missing without a name."""
+    """Return the text of an error of the system, or that the working directory is gone: that error names no file."""
     try:
         os.getcwd()
     except OSError:
@@ -186,10 +186,10 @@ def _say_interrupted(*_: object) -> None:
 
 
 def _parser(first: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line, as far as its first word needs it.
+    """Return the parser of the command line.
 
-    If that names a verb, the modules of the other verbs are not imported: some need numpy, which starts
-    threads, and `memwatch fit` must be alone when it asks the kernel for private files.
+    If the first word names a verb, the modules of the other verbs are not imported. Some need numpy, which starts
+    threads, and `memwatch fit` must have only one thread when it asks the kernel for private files.
     """
     parser = _Parser(
         prog="memwatch",

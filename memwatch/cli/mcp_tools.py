@@ -49,21 +49,21 @@ def server(reading: Reading) -> MCPServer:
     served = MCPServer("memwatch", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING")
     for tool in (tools.summary, tools.live_set, tools.findings, tools.ways, tools.holders, tools.diff):
         annotations = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-        served.add_tool(_telling_errors(tool), annotations=annotations)
+        served.add_tool(_with_tool_errors(tool), annotations=annotations)
     return served
 
 
-def _telling_errors(tool: Callable[_Arguments, _Record]) -> Callable[_Arguments, _Record]:
-    """Return the tool with memwatch's errors turned into answers."""
+def _with_tool_errors(tool: Callable[_Arguments, _Record]) -> Callable[_Arguments, _Record]:
+    """Return the tool with memwatch's errors raised as `ToolError`, whose text the client gets as an answer."""
 
     @functools.wraps(tool)
-    def telling(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Record:
+    def reporting(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Record:
         try:
             return tool(*args, **kwargs)
         except (MemwatchError, OSError) as error:
             raise ToolError(str(error)) from error
 
-    return telling
+    return reporting
 
 
 class _Tools:

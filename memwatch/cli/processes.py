@@ -122,11 +122,11 @@ def _process(pid: int) -> psutil.Process:
 
 
 def _connect(process: psutil.Process) -> socket.socket:
-    """Return a connection to the listener in the process, which is put there first where Python can.
+    """Return a connection to the listener in the process. If it has none and runs Python 3.14, start one there.
 
     Raises:
-        AttachError: nobody listens there, with what to do about it.
-        psutil.NoSuchProcess: it has ended.
+        AttachError: there is no listener. The message says what to do.
+        psutil.NoSuchProcess: the process has ended.
     """
     connection = _reach(process)
     if connection is not None:

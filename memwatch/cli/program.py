@@ -60,7 +60,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     """
     words = [_PAGE[:-1] if word.startswith(_PAGE) else word for word in argv]
     options, unknown = parser.parse_known_args(words)
-    if unknown:  # told by the verb, whose usage has the options that there are
+    if unknown:  # the verb reports the error, because its usage lists its options
         are_captures = all(word.endswith(_CAPTURE_SUFFIX) for word in unknown)
         hint = "; this verb reads one capture, `memwatch diff` compares two" if are_captures else ""
         if unknown[0].startswith("-"):
@@ -306,7 +306,7 @@ def _programs_own(trace: TracebackType | None, *, is_interrupt: bool) -> Traceba
         frames.append(trace)
         trace = trace.tb_next
     shown = [each for each in frames if not _is_in(each, _AROUND)]
-    # the part of memwatch that started the program, whichever it was
+    # drop the frames before the program: the part of memwatch that started it
     after_start = list(itertools.dropwhile(lambda each: _is_in(each, _HOME), shown))
     if not after_start and frames and not _is_in(frames[-1], _AROUND):
         # an error of memwatch's own; if the traceback ends in `cli`, the program does not compile
@@ -320,9 +320,9 @@ def _programs_own(trace: TracebackType | None, *, is_interrupt: bool) -> Traceba
 
 
 def _without_calls_at_ops(frames: Iterable[TracebackType]) -> Iterator[TracebackType]:
-    """Yield the frames without memwatch's work at an op or a step, with all that it calls.
+    """Yield the frames except those of memwatch's work at an op or a step, and of the code that this work calls.
 
-    The mode that sees an op runs the op, which may run code of the program's.
+    Frames of torch and of the program stay: the mode that sees an op also runs it, and the op may run such code.
     """
     is_own = False
     for each in frames:

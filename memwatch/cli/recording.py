@@ -22,6 +22,7 @@ from memwatch.job import (
     JobPlace,
     ask_children,
     children_told,
+    default_name,
     file_of_child,
     files_of_children,
     named_for,
@@ -60,7 +61,10 @@ def fill_options(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -> Profile:
-    """Return the recording of this process into a file, not yet open; it gives way to blocks of the program."""
+    """Return a recording of this process that writes to `capture`; the caller enters it.
+
+    It ends when the program opens a `profile()` block.
+    """
     from memwatch.profile import Sampled, profile, read_limits
 
     limits = _limits(options.limit)
@@ -91,7 +95,7 @@ def _limits(given: list[str] | None) -> str | dict[str, str] | None:
     """Return the limit of every device, or limits by device.
 
     Raises:
-        MemwatchError: one limit is of every device, and there are others.
+        MemwatchError: there are several limits, and one of them names no device.
     """
     if given is None:
         return None
@@ -148,18 +152,21 @@ class _End:
         return self._pid == os.getpid()
 
     def arrange(self) -> None:
-        """Have it called at the end: a Python runs one list of functions, a fork of multiprocessing the other."""
-        import multiprocessing.util  # its import arranges work at exit, which a program may not need
+        """Register the call for the end of the process.
+
+        Python runs the functions of `atexit`. A process that multiprocessing forked runs only its finalizers.
+        """
+        import multiprocessing.util  # imported late, because the import itself registers work at exit
 
         atexit.register(self)
         multiprocessing.util.Finalize(None, self, exitpriority=_LAST)
 
     def arrange_for_termination(self) -> None:
-        """Have what was recorded written before SIGTERM ends this process."""
+        """Write what was recorded before SIGTERM ends this process."""
         self._termination.arrange()
 
     def _write(self) -> None:
-        with self._writing:  # else the end is under way: it writes
+        with self._writing:  # waits while the recording is being closed, which writes everything
             self._recording.flush()
 
     def __call__(self) -> None:
@@ -191,7 +198,8 @@ class _AfterFork:
     """The object that multiprocessing calls in each forked process. multiprocessing keeps it weakly."""
 
     def __call__(self, _: object) -> None:
-        # its main module imported torch; the finalizers are gone since
+        # A spawned process imports its main module first. If that imported torch, the process records already, but
+        # multiprocessing has removed the finalizers since.
         if _ends and _ends[-1].is_of_this_process:
             _ends[-1].arrange()
         else:
@@ -202,7 +210,7 @@ _after_fork: Final = _AfterFork()
 
 
 def reach_forks() -> None:
-    """Have the processes recorded that multiprocessing forks from this one."""
+    """Record the processes that multiprocessing forks from this one."""
     import multiprocessing.util
 
     multiprocessing.util.register_after_fork(_after_fork, _after_fork)
@@ -216,7 +224,7 @@ def torch_was_imported(started_as: int) -> None:
     """
     reach_forks()
     is_server = os.getpid() == started_as and any(_FORK_SERVER in word for word in sys.orig_argv)
-    if not is_server:  # that only forks, and its forks record
+    if not is_server:  # a fork server runs no ops; the processes that it forks are recorded
         _record()
 
 
@@ -261,11 +269,14 @@ def record_this_process(given: Mapping[str, Any]) -> None:
 
 
 def _file(output: str | None) -> Path:
-    """Return the file of this process, whose folder exists. A file that is there already stays: ours gets a number."""
+    """Return the file of this process, and make its folder.
+
+    If a file with this name exists, it stays, and the name of the new file gets the number of this process.
+    """
     place = JobPlace.here()
     if output:
         require_known_fields(output)
-    name = output or f"{program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}.memwatch"
+    name = output or f"{default_name(place, program_name())}.memwatch"
     path = named_for(place, name).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -287,19 +298,19 @@ class _Run:
         self._previous = sys.excepthook
 
     def arrange(self) -> None:
-        """Have it called at the end, and at SIGTERM."""
+        """Register the end of the recording at an exception, at exit and at SIGTERM."""
         atexit.register(self._at_exit)
         sys.excepthook = self._excepthook
         self._termination.arrange()
 
     def _write(self) -> None:
-        with self._writing:  # else the end is under way: it writes
+        with self._writing:  # waits while the recording is being closed, which writes everything
             self._recording.flush()
 
     def _excepthook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """End the recording first: it adds to the error of an allocator what was live."""
+        """End the recording before the error is printed: if memory ran out, this adds the live memory to the error."""
         self._end(error)
         self._previous(kind, error, trace)
 
@@ -332,7 +343,7 @@ class _Run:
             self._termination.restore()
 
     def _say_what_was_written(self) -> None:
-        self._pid = 0  # once
+        self._pid = 0  # so that a second call prints nothing
         if self._options.quiet or self._recording.failure is not None or not self._capture.exists():
             return
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program

@@ -47,14 +47,20 @@ from memwatch.cli.recording import (
     say_limits_without_device,
 )
 from memwatch.errors import CaptureError, MemwatchError
-from memwatch.job import JobPlace, ask_children, files_of_children, named_for, require_known_fields
+from memwatch.job import (
+    JobPlace,
+    ask_children,
+    default_name,
+    files_of_children,
+    named_for,
+    require_known_fields,
+)
 from memwatch.settings import project_settings
 from memwatch.words.processes import GAVE_WAY_KIND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwatch.cli.program import Program
     from memwatch.profile import Profile
 
 
@@ -125,9 +131,9 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     for given in (options.output, options.page):
         if given:
             require_known_fields(given)
-    capture = named_for(place, options.output or _default_name(program, place))
+    capture = named_for(place, options.output or f"{default_name(place, program.name)}.memwatch")
     page: Path | None = None
-    if options.html:  # beside the capture it has that one's name
+    if options.html:  # without a path, the page is beside the capture and has its name
         page = (named_for(place, options.page) if options.page else capture.with_suffix(".html")).absolute()
     make_room(capture=capture, page=page, inputs=program.files(), force=options.force)
     again = memwatch_command()
@@ -183,7 +189,7 @@ def _name_next(
 
 
 def _write_page(recording: Profile, page: Path, *, force: bool) -> None:
-    if recording.page != page:  # else it was written when memory ran out
+    if recording.page != page:  # otherwise the page was written already, when memory ran out
         recording.report(page, force=force)
 
 
@@ -196,7 +202,7 @@ def _run_inside(
     writing = threading.Lock()
 
     def flush() -> None:
-        with writing:  # else the recording is being closed, and that writes everything
+        with writing:  # waits while the recording is being closed, which writes everything
             recording.flush()
 
     termination = WriteBeforeTermination(flush)
@@ -224,7 +230,7 @@ def _run_inside(
 
 
 def _close(recording: Profile, raised: BaseException | None) -> None:
-    """End the recording, which adds to the error of an allocator what was live.
+    """End the recording. If memory ran out, this adds the live memory to the error.
 
     If it could not be written to its file, because the disk is full or another program has changed the file, print its
     summary at least.
@@ -237,11 +243,6 @@ def _close(recording: Profile, raised: BaseException | None) -> None:
         with contextlib.suppress(CaptureError):
             # with all tables, because there is no capture that could show them later
             sys.stderr.write(recording.summary(color=False, rows=ALL_TABLES_ROWS, following="") + "\n")
-
-
-def _default_name(program: Program, place: JobPlace) -> str:
-    """Return the name of the capture where none was given."""
-    return f"{program.name}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}.memwatch"
 
 
 def _merge_command(again: list[str], capture: Path, rank: str = "") -> str:
@@ -258,7 +259,7 @@ class _Wrote(NamedTuple):
     report_command: str
 
     def text(self, children: int) -> str:
-        """Return what was written, by how many children too."""
+        """Return the files that were written, and how many files the children wrote."""
         text = f"wrote {self.capture}"
         if self.page is not None and self.page.exists():
             text += f" and {self.page}"
@@ -283,7 +284,7 @@ def _say_at_exit(
                 say(each)
             children = len(files_of_children(wrote.capture)) if merge_children else 0
             say(wrote.text(children))
-            written = [wrote.report_command] if recording.page is not None else []  # as where memory ran out
+            written = [wrote.report_command] if recording.page is not None else []  # the page exists already
             following = [command for command in commands if command not in written]
             following += [merge_children] if children else []
             if following:

@@ -25,7 +25,7 @@ import psutil
 from memwatch._torch.workers import notice_errors
 from memwatch.devices import Failure, is_out_of_memory
 from memwatch.errors import MemoryLimitError, add_note
-from memwatch.job import JobPlace, named_for, program_name
+from memwatch.job import JobPlace, default_name, named_for, program_name
 from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
 from memwatch.monitor.live_memory import LiveMemory, live_memory
 from memwatch.monitor.main_thread import MainThread
@@ -315,7 +315,7 @@ class Guard:
         given = self._path
         if given is not None and given.suffix in _SUFFIXES:
             given = given.with_suffix("")
-        name = given or f"{program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}"
+        name = given or default_name(place, program_name())
         path = self._folder / named_for(place, name)
         if given is not None and parent_process() is not None and "{pid}" not in given.name:
             path = path.with_name(f"{path.name}.{os.getpid()}")  # several workers may report at the same time

@@ -338,7 +338,7 @@ def write_dataset(reading: DeviceReading, folder: Path, *, force: bool = False) 
     if importlib.util.find_spec(_ENGINE) is None:
         raise DatasetError("Parquet needs pyarrow, which is not installed: pip install 'memwatch[parquet]'")
     meta = reading.meta
-    # a text of the file: it must not name other folders
+    # the name comes from the capture, which anyone may have written: quoted, it cannot lead to another folder
     host = quote(str(meta.get("host", "unknown")), safe="")
     place = f"host={host}/rank={meta.get('rank', NONE)}"
     files = {name: folder / name / place / f"{meta.get('pid', 0)}.parquet" for name in DERIVED_BY_NAME}
@@ -365,5 +365,5 @@ def write_dataset(reading: DeviceReading, folder: Path, *, force: bool = False) 
 def _remove(paths: list[Path]) -> None:
     """Remove the files and folders of a dataset that could not be finished, the last first."""
     for path in reversed(paths):
-        with contextlib.suppress(OSError):  # as a folder into which another process has written
+        with contextlib.suppress(OSError):  # such as a folder that has files of another process
             path.rmdir() if path.is_dir() else path.unlink()

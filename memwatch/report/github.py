@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.device_names import is_host
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_change
 from memwatch.text import visible
 from memwatch.words.places import current_folder
 from memwatch.words.processes import counted
@@ -55,11 +55,11 @@ def markdown(compared: Comparison, *, rows: int, root: Path, allowed_ratio: floa
         category, module, name = site
         place = _place(compared.new_lines.get(site, ""), root)
         words = (module, short_site(name), "" if place is None else ":".join(map(str, place)))
-        cells = (_signed(delta), format_bytes(old), format_bytes(new), category, *map(_code, words))
+        cells = (format_change(delta), format_bytes(old), format_bytes(new), category, *map(_code, words))
         lines.append(f"| {' | '.join(cells)} |")
     rest = changed["delta_bytes"].iloc[rows:]
     if len(rest):
-        lines += ["", f"{counted(len(rest), 'more site')}: {_signed(rest.sum())}"]
+        lines += ["", f"{counted(len(rest), 'more site')}: {format_change(rest.sum())}"]
     return "\n".join([*lines, ""])
 
 
@@ -95,15 +95,17 @@ def _headline(compared: Comparison) -> str:
     share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
     where = "" if is_host(compared.device) else f" on {_code(compared.device)}"
     sizes = f"{format_bytes(compared.old_peak_bytes)} → {format_bytes(compared.new_peak_bytes)}"
-    return f"{sizes}, {_signed(grown)}{share}{where}"
+    return f"{sizes}, {format_change(grown)}{share}{where}"
 
 
 def _annotation(
     place: tuple[str, int], grown_bytes: int, parts: list[tuple[int, str]], compared: Comparison
 ) -> str:
     file, line = place
-    title = f"{_signed(grown_bytes)} at the memory peak"
-    named = [f"{_signed(delta)} {what}" for delta, what in sorted(parts, key=lambda part: -part[0]) if delta]
+    title = f"{format_change(grown_bytes)} at the memory peak"
+    named = [
+        f"{format_change(delta)} {what}" for delta, what in sorted(parts, key=lambda part: -part[0]) if delta
+    ]
     more = [f"{len(named) - _MOST_SITES} more"] if len(named) > _MOST_SITES else []
     sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
     message = f"The peak went from {sizes}. This line: {'; '.join([*named[:_MOST_SITES], *more])}"
@@ -149,7 +151,3 @@ def _code(text: str) -> str:
         return f"`{shown}`"
     numbers = re.sub(r"[^\w ./-]|_", lambda match: f"&#{ord(match[0])};", shown)
     return f"<code>{numbers}</code>"
-
-
-def _signed(nbytes: int) -> str:
-    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"

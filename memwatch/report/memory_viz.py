@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
 
 _NO_ADDRESS: Final = 1 << 46
-"""Where tensors without memory, as those of an estimate, are put one behind the other: above what programs use."""
+"""Address from which tensors without memory, such as those of an estimate, get addresses one after the other. Programs
+use lower addresses."""
 
 _BIRTH: Final = ("segment_alloc", "alloc")
 _DEATH: Final = ("free_requested", "free_completed", "segment_free")
@@ -50,7 +51,7 @@ def memory_viz(capture: Capture, readings: Sequence[DeviceReading]) -> Snapshot:
 
 
 def _numbers(devices: set[str]) -> dict[str, int]:
-    """Return a number for each device: an accelerator's own, and for the CPU one after these, as torch does it."""
+    """Return a number for each device: an accelerator keeps its own, and the CPU gets a later one, as in torch."""
     numbers: dict[str, int] = {}
     for name in sorted(devices, key=lambda name: (":" not in name, name)):
         own = int(name.rpartition(":")[2]) if ":" in name else 0

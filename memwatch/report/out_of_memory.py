@@ -98,7 +98,11 @@ def _wrapped(line: str) -> str:
 
 
 def _moment(reading: DeviceReading, failure: Failure) -> tuple[int, pd.Series[str] | None]:
-    """Return the event at which an op failed with this error, and the op; else the last event, as the error left."""
+    """Return the last event until the end of the op that failed with this error, and the op.
+
+    If no op of the recording failed with it, return the last event and None. For memwatch's own limit, return the
+    event of the peak and None.
+    """
     if failure.by_limit:
         return reading.peak_event, None
     columns = ["failed", "phase", "line", "own_line"]
@@ -122,15 +126,15 @@ def _is_of(op: pd.Series[str], failure: Failure, *, is_last: bool) -> bool:
 
 
 def _rows(groups: pd.DataFrame, rows: pd.DataFrame, column: str) -> list[str]:
-    """Return a line for each of the largest groups; of a kind of holder with the largest holder of it."""
+    """Return a line for each of the largest groups. A kind of holder is shown with its largest holder."""
     lines = []
     for label, group in groups.head(_ROWS).iterrows():
-        told = str(label)
+        name = str(label)
         if column == "holder_kind":
             of_kind = bytes_by(rows[rows[column] == label], "holder")
             holder = str(of_kind.index[0])
-            told = holder if holder.startswith(told) else words.OF_KIND.format(kind=told, holder=holder)
-        lines.append(words.ROW.format(nbytes=format_bytes(group["nbytes"]), what=told))
+            name = holder if holder.startswith(name) else words.OF_KIND.format(kind=name, holder=holder)
+        lines.append(words.ROW.format(nbytes=format_bytes(group["nbytes"]), what=name))
     if len(groups) > _ROWS:
         rest_bytes = groups["nbytes"].iloc[_ROWS:].sum()
         lines.append(words.REST.format(nbytes=format_bytes(rest_bytes), count=len(groups) - _ROWS))

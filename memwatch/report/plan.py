@@ -169,7 +169,7 @@ def plan_curves(plan: Plan, places: Places, bins: int = BINS) -> pd.DataFrame | 
     Args:
         plan: the plan.
         places: names of the ops.
-        bins: the largest number of rows. If there are more steps, each row shows the highest of equally many steps.
+        bins: the most rows. If there are more steps, each row stands for several steps and shows the highest of them.
 
     Returns:
         A frame with the step, its live bytes and its action, for the program and for the plan. None for a plan
@@ -219,7 +219,7 @@ class _PlanWords:
 
 
 def _highest(live: NDArray[np.int64], width: int, rows: int) -> NDArray[np.int64]:
-    """Return the first highest step of each stretch of `width` steps, NONE beyond the end."""
+    """Return for each `width` steps in a row the first step with the most live bytes; NONE beyond the last step."""
     lowest = np.iinfo(np.int64).min
     padded = np.full(rows * width, lowest, dtype=np.int64)
     padded[: len(live)] = live
@@ -344,11 +344,10 @@ def _reserves(op: str) -> bool:
 
 
 def moves_by_module(plan: Plan, places: Places) -> list[ModuleMoves]:
-    """Return the moves of a plan, dearest first; modules that are treated alike are one entry."""
-    moves = _Reader(plan, places).read()
+    """Return the moves of a plan, the most expensive first. Modules that the plan treats alike are one entry."""
     joined: dict[tuple[object, ...], ModuleMoves] = {}
-    patterns = [(each._pattern(), each) for each in moves.values()]
-    for pattern, each in patterns:
+    for each in _Reader(plan, places).read().values():
+        pattern = each._pattern()
         if pattern in joined:
             joined[pattern]._join(each)
         else:
@@ -425,7 +424,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _following(names: list[Name | None]) -> list[Name | None]:
-    """Return for every step the next op that runs for the first time, None at the end."""
+    """Return for each step the first later name that is not None: the next op that is no recompute; None at the end."""
     found: list[Name | None] = []
     after: Name | None = None
     for name in reversed(names):
@@ -452,7 +451,7 @@ def _in_place(order: list[int]) -> set[int]:
 
 
 def checkpoints_apply(moves: Sequence[ModuleMoves]) -> bool:
-    """Return whether `apply_plan` can use a plan: some of what it computes again is in a module."""
+    """Return whether `apply_plan` can use a plan: the plan recomputes at least one op of a module."""
     return any(each.recomputed and each.in_module for each in moves)
 
 

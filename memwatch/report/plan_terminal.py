@@ -92,7 +92,7 @@ def plan_parts(
 
 
 def _how_to_train(plan: Plan, moves: Sequence[ModuleMoves]) -> Text:
-    """Return the calls that apply a plan; checkpoints can only compute again, and the backend does the rest too."""
+    """Return the calls that apply a plan. Checkpoints can only recompute; the backend can reorder and offload too."""
     backend = compile_call(plan)
     if checkpoints_apply(moves):
         applied = "memwatch.apply_plan(model, plan), which checkpoints modules by this plan"
@@ -181,8 +181,7 @@ def trade_off(
 ) -> list[Plan]:
     """Return plans of the same program for several budgets; they move buffers only if `plan` does.
 
-    A plan of the list that fits the budget of `plan` never costs more than `plan`. Where it costs less, planning for
-    the same budget again returns it at once.
+    For each budget that `plan` keeps, the plan of the list costs at most as much as `plan`.
 
     Args:
         plan: a plan that knows its program (not one read from a file).
@@ -191,7 +190,7 @@ def trade_off(
 
     Returns:
         The plans, from the largest budget down. The first budget that cannot be reached ends the list with
-        the lowest plan that was found for it. The list is empty where the plan knows no program.
+        the lowest plan that was found for it. The list is empty if the plan knows no program.
     """
     graph, found = plan.graph, []
     if graph is None or not plan.program_peak_increase_bytes:
@@ -218,7 +217,7 @@ def trade_off(
 
 
 def _best_of(plan: Plan, other: Plan) -> Plan:
-    """Return the cheaper one of two plans for the budget of the other; only a plan that fits it counts."""
+    """Return `plan` with the budget of `other` if it fits that budget and costs less, otherwise `other`."""
     budget = other.budget_bytes
     if budget is None or plan.peak_increase_bytes > budget or plan.extra_cost_ratio >= other.extra_cost_ratio:
         return other

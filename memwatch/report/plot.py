@@ -52,7 +52,7 @@ class Plot:
         shown = {name: nbytes for name, nbytes in by_category.items() if nbytes.any()}
         colors = [_color(name) for name in shown]
         seconds = time_ns[events] / 1e9
-        if shown:  # a step, for bytes change at once
+        if shown:  # drawn as steps, because bytes change at an instant
             bands = {"labels": list(shown), "colors": colors, "step": "post", "linewidth": 0, **options}
             axes.stackplot(seconds, np.array(list(shown.values())), **bands)
         at = peak_instant(self._reading)
@@ -141,7 +141,7 @@ def _color(category: str) -> str:
 
 
 def _with_sizes(axes: Axes, which: str) -> Axes:
-    """Let the ticks of an axis be sizes in binary units, at whole ones of them."""
+    """Label the ticks of an axis with sizes, at whole numbers of a binary unit."""
     from matplotlib.ticker import MultipleLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis

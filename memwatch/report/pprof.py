@@ -52,7 +52,7 @@ def pprof(reading: DeviceReading) -> bytes:
 
 
 def _samples(reading: DeviceReading) -> pd.DataFrame:
-    """Return the values of each sample in the order of `SAMPLE_TYPES`, by stack, whether at entry, and category."""
+    """Return the values of `SAMPLE_TYPES` for each combination of call stack, whether alive at entry, and category."""
     made = reading.part("storages", ["counted", "stack", "birth_event", "category", "nbytes"], coded=True)
     at_entry = made["birth_event"] < 0
     allocated = made["counted"] & ~at_entry

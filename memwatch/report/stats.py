@@ -108,7 +108,7 @@ class _Made:
 
     @property
     def nbytes(self) -> NDArray[np.int64]:
-        """The bytes of each; they are not kept, because findings are searched for meanwhile."""
+        """The bytes of each allocation. They are not kept, to save memory while memwatch searches for findings."""
         nbytes: NDArray[np.int64] = self._reading.part("storages", ("nbytes",))["nbytes"].to_numpy()[
             self._rows
         ]
@@ -252,7 +252,7 @@ def _draw_histogram(histogram: list[list[int]]) -> Table:
     return table
 
 
-def _draw_top(rows: list[dict[str, Any]], heading: str, told: Callable[[str], str], line: int) -> Table:
+def _draw_top(rows: list[dict[str, Any]], heading: str, label_of: Callable[[str], str], line: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for each in ("Bytes", "Count", "Largest"):
         table.add_column(each, justify="right", no_wrap=True)
@@ -262,6 +262,6 @@ def _draw_top(rows: list[dict[str, Any]], heading: str, told: Callable[[str], st
             format_bytes(row["nbytes"]),
             f"{row['count']:,}",
             format_bytes(row["largest_bytes"]),
-            tail(told(row["name"]), line - 32),
+            tail(label_of(row["name"]), line - 32),
         )
     return table

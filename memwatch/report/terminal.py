@@ -151,7 +151,7 @@ def summary(
 
 
 class _Content(NamedTuple):
-    """What a summary shows: the most rows of each table, and the parts that need much room."""
+    """What a summary shows: the most rows of each table, and which of the long parts it has."""
 
     rows: int
     findings: int
@@ -166,10 +166,10 @@ class _Content(NamedTuple):
 
 
 class _Shared:
-    """What all layouts of one summary have in common.
+    """The figures and texts of one summary, each computed once.
 
-    A summary is laid out with fewer and fewer parts until it fits a screen. Its figures take time with the number of
-    storages at the peak, so each is computed once.
+    A summary is laid out with fewer and fewer parts until it fits a screen. Computing a figure takes longer, the more
+    storages are alive at the peak, so all layouts share the figures.
     """
 
     def __init__(self, reading: DeviceReading, line: int) -> None:
@@ -182,7 +182,7 @@ class _Shared:
 
     @cached_property
     def above_tables(self) -> Text:
-        """The first lines."""
+        """The lines above the tables."""
         return _headline(self.reading, self.headline)
 
     @cached_property
@@ -227,13 +227,13 @@ class _Shared:
         }
 
     @cached_property
-    def looks(self) -> Text:
-        """How the holders are known."""
-        return _looks(self.reading)
+    def evidence(self) -> Text:
+        """How memwatch knows the holders, and whether it cut searches for them short."""
+        return _evidence(self.reading)
 
     @cached_property
     def below_tables(self) -> list[RenderableType]:
-        """Lines about saved and recomputed tensors, and about the use of the peak's memory."""
+        """Lines about saved and recomputed tensors, and about the phases of the storages at the peak."""
         parts: list[RenderableType] = []
         if is_recorded(self.reading, "saved tensors"):
             parts += [*_saved(self.reading), *_recomputed(self.reading)]
@@ -265,9 +265,9 @@ def _code_lines(shared: _Shared) -> int:
 
 
 def _contents(code_lines: int) -> list[_Content]:
-    """Return what a screen may show with the fewest rows, the fullest first.
+    """Return the layouts to try, the fullest first, all with the fewest rows.
 
-    If all of them are too long for a screen, the last is shown.
+    The summary uses the first layout that fits a screen. If none fits, it uses the last.
     """
     # Two rows of modules are the root and its first child, which say nothing. The code of a change is worth more than
     # the tables, which describe the peak: a user wants to know what to do.
@@ -332,7 +332,7 @@ def _made_of(shared: _Shared, content: _Content) -> list[RenderableType]:
     if content.with_lines:
         parts += [words.LINES, _lines(shared, rows), ""]
     if content.with_holders and shared.has_holders:
-        parts += [words.HOLDERS, _holders(shared, rows), shared.looks, ""]
+        parts += [words.HOLDERS, _holders(shared, rows), shared.evidence, ""]
     parts += shared.below_tables
     return parts if is_recorded(reading, "uses") else parts[:-1]
 
@@ -385,13 +385,14 @@ def _headline(reading: DeviceReading, sentences: str) -> Text:
 def _is_entry_and_increase(reading: DeviceReading) -> bool:
     """Return True if the peak is the bytes at the start plus the peak increase.
 
-    It is not if the block freed memory from before the block, at the peak or when the block's own memory was highest.
+    The sum differs if memory from before the block was freed by the time of the peak, or if the block's own memory was
+    highest at another instant.
     """
     return reading.baseline_bytes + reading.peak_increase_bytes == reading.peak_bytes
 
 
 def _sum(reading: DeviceReading) -> str:
-    """Return the parts of a peak, as a sum that holds at its instant. It is empty if nothing was alive at the start."""
+    """Return the peak as a sum of two parts at its instant; empty if nothing was alive at the start."""
     if _is_entry_and_increase(reading):
         if not reading.baseline_bytes:
             return ""
@@ -403,7 +404,7 @@ def _sum(reading: DeviceReading) -> str:
 
 
 def _reserved(reading: DeviceReading) -> Text:
-    """Return a line about what the allocator of an accelerator holds, empty where it keeps nothing."""
+    """Return a line about the bytes that an allocator reserved; empty for an allocator without a cache."""
     held = reading.reserved
     return Text() if held is None else Text(f"\n{clip(reserved_at_peak_text(held))}")
 
@@ -425,8 +426,8 @@ def _other_devices(reading: DeviceReading) -> Text:
 def _table(*headings: str) -> Table:
     """Return a table without lines. If a heading ends in `>`, its column holds numbers, aligned right.
 
-    In a narrow terminal names are cut and numbers are not. rich narrows only columns that may wrap, so the columns of
-    names may wrap, and each of their cells asks to be cut instead.
+    In a narrow terminal, names are cut and numbers are not. rich narrows only columns that may wrap, so columns of
+    names may wrap. Their cells are made by `console.name`, which sets `no_wrap`, so rich cuts them instead.
     """
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     for heading in headings:
@@ -457,8 +458,10 @@ def _meanings(shared: _Shared) -> list[Text]:
     if shared.headline and growing(shared.reading) is None:
         groups = groups.iloc[1:]
     large = groups.index[groups >= shared.reading.peak_bytes * _EXPLAINED_RATIO]
-    told = [row for category in large if (row := CATEGORY_OF.get(str(category))) and row.meaning]
-    return [Text("; ".join(f"{row.name}: {row.meaning}" for row in told), style="dim")] if told else []
+    explained = [row for category in large if (row := CATEGORY_OF.get(str(category))) and row.meaning]
+    if not explained:
+        return []
+    return [Text("; ".join(f"{row.name}: {row.meaning}" for row in explained), style="dim")]
 
 
 def _storages(reading: DeviceReading, rows: int, line: int) -> Table:
@@ -513,11 +516,11 @@ def _holders(shared: _Shared, rows: int) -> Table:
     room = shared.line - FIGURES_WIDTH - _longest(groups.index[:rows]) - GAP
     for kind, row in groups.head(rows).iterrows():
         largest = shared.largest_holders[str(kind)]
-        # empty where no holder is known
-        told, remark = short_inferred("".join(map(str, largest.index[:1])))
+        first_holder = str(largest.index[0]) if len(largest) else ""  # no holder of this kind is known
+        holder, remark = short_inferred(first_holder)
         if len(largest) > 1:
-            told = f"{format_bytes(largest.iloc[0])}: {told}"
-        cells = (name(str(kind)), head(told, room - len(remark)) + remark)
+            holder = f"{format_bytes(largest.iloc[0])}: {holder}"
+        cells = (name(str(kind)), head(holder, room - len(remark)) + remark)
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *cells)
     _add_rest(table, groups["nbytes"].iloc[rows:], reading)
     return table
@@ -573,7 +576,7 @@ def _code_of(reading: DeviceReading) -> CodeReader:
 
 
 def _edit_text(finding: Finding, code: CodeReader | None) -> str:
-    """Return the line that the page shows as an edit: as it would be, or as it is; empty if it is not known."""
+    """Return the line that a finding asks to change, after the edit if the edit is known; empty without a line."""
     edit = None if code is None else edit_of(finding, code)
     if edit is None:
         return ""
@@ -607,15 +610,15 @@ def finding_parts(
     Args:
         findings: largest first.
         rows: most findings that are shown.
-        reading: the profile that they are of.
+        reading: the profile that has these findings.
         code: reads the program's lines, to show the one to change; None to show none.
     """
     parts: list[RenderableType] = []
     for finding in findings[:rows]:
         held = holder_at(finding.holder, short_place(finding.site), finding.remark, finding.variable)
         headline = Table.grid(padding=(0, GAP, 0, 0))
-        told = Text(clip(f"{finding.kind}: {held}"), style="bold", overflow="fold")
-        headline.add_row(Text(format_bytes(finding.nbytes), no_wrap=True), told)
+        kind_and_holder = Text(clip(f"{finding.kind}: {held}"), style="bold", overflow="fold")
+        headline.add_row(Text(format_bytes(finding.nbytes), no_wrap=True), kind_and_holder)
         parts.append(headline)
         texts = filter(None, (finding.advice, _counted_as(finding, reading), _edit_text(finding, code)))
         parts += [Padding(Text(clip(text), overflow="fold"), (0, 0, 0, INDENT)) for text in texts]
@@ -631,12 +634,12 @@ def _small(reading: DeviceReading) -> list[RenderableType]:
     count = len(reading.small_findings) - (grown != "")
     parts: list[RenderableType] = ["", Text(grown, overflow="fold")] if grown else []
     if count:
-        told = words.SMALL_FINDINGS.format(bound=small_bound(reading), count=count)
-        parts += [*([] if reading.findings else [""]), Text(told, style="dim")]
+        line = words.SMALL_FINDINGS.format(bound=small_bound(reading), count=count)
+        parts += [*([] if reading.findings else [""]), Text(line, style="dim")]
     return parts
 
 
-def _told(way: Any) -> str:
+def _change_text(way: Any) -> str:
     """Return a change with its time, its basis and the decision that it needs."""
     decision = ways.DECISION.format(decision=way.decision) if way.decision else ""
     return "; ".join(filter(None, (way.way, ways.time_text(float(way.time_ratio)), way.basis, decision)))
@@ -654,7 +657,8 @@ def _ways(shared: _Shared, most: int, *, with_code: bool) -> list[RenderableType
     grid = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.loc[shown].itertuples():
         grid.add_row(
-            Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True), Text(_told(way), overflow="fold")
+            Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True),
+            Text(_change_text(way), overflow="fold"),
         )
     is_beside_findings = bool(reading.findings)
     heading = ways.ways_heading(is_beside_findings=is_beside_findings, is_cut_off=reading.cut_off is not None)
@@ -681,7 +685,7 @@ def _ways(shared: _Shared, most: int, *, with_code: bool) -> list[RenderableType
     return parts
 
 
-def _looks(reading: DeviceReading) -> Text:
+def _evidence(reading: DeviceReading) -> Text:
     count, time_ns = int(reading.meta.get("holder_samples", 0)), int(reading.meta.get("holder_samples_ns", 0))
     cut = int(reading.meta.get("holder_samples_cut", 0))
     known = words.KNOWN_BY.format(evidence=evidence_text(evidence_bytes(reading)))

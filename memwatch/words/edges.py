@@ -41,7 +41,7 @@ def edge_phrase(edge: Edge, *, short: bool = False) -> str:
 
 
 def names_owner(edge: Edge) -> bool:
-    """Return True if the words for a reference have a place for its owner, which else follows them."""
+    """Return True if the words for a reference name its owner. Otherwise the owner follows the words."""
     return "{owner}" in _template(edge)
 
 

@@ -35,7 +35,7 @@ EMPTY_EACH_TIME: Final = "drop what an iteration puts there at the end of the lo
 """The headline and the advice for memory that several iterations left, not only the last one."""
 
 ABOUT: Final = "about {nbytes}"
-"""A peak that is estimated: what the mended program makes in its place was not recorded."""
+"""An estimated peak: the recording does not show what the changed program allocates instead."""
 PER_ROUND: Final = "{headline} (+{rate} per iteration{added})"
 """A headline, and the bytes that each micro-batch, token or step of an environment adds."""
 ADDED_AT: Final = ", added at {sites}"
@@ -52,7 +52,7 @@ ALONE_AND_TOGETHER: Final = (
     "{change}; {peak} would fall to {alone}, and to {together} with all findings fixed"
 )
 TOGETHER: Final = "{change}; {peak} would fall to {together} with all findings fixed"
-"""A finding's advice, by whether the peak falls when it alone is mended, and further with all others."""
+"""The ends of an advice: whether this change alone lowers the peak, and whether all changes lower it further."""
 
 KNOWN: Final = "{change}; {known}"
 """The change for memory that a library keeps, and the public thread about it."""
@@ -113,7 +113,7 @@ def added_phrase(sites: Iterable[str]) -> str:
 
 
 def holder_at(holder: str, site: str, remark: str, variable: str = "") -> str:
-    """Return a holder with its site, which stands before what is remarked of it: how it is known.
+    """Return a holder with its site. The site stands before the remark, which says how memwatch knows the holder.
 
     Args:
         holder: the holder in words, with the remark.

@@ -1,4 +1,4 @@
-"""The words for who holds a piece of memory at the peak: the expression a person would write, and whose it is."""
+"""The words for the holder of memory at the peak: an expression such as `self.cache`, and the owner of its variable."""
 
 from __future__ import annotations
 
@@ -78,20 +78,20 @@ COMPILED_RUNS: Final = "compiled code that runs"
 CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
 
 INFERRED: Final = "{holder} (inferred: {rule})"
-"""A holder that was not seen."""
+"""A holder that no sample saw: a rule inferred it."""
 INFERRED_SHORT: Final = " (inferred)"
 """The same without its rule, for a table."""
 
 
 def role_holder(role: str, name: str) -> str:
-    """Return who holds memory in a role, given the recorded name of it: `adam.exp_avg[head.weight]`."""
+    """Return the holder of memory in a role, given the recorded name of the memory: `adam.exp_avg[head.weight]`."""
     row = ROLE_OF.get(role)
     template = None if row is None else row.holder_words
     return role_name(role, name) if template is None else template.format(name=name)
 
 
 def short_inferred(holder: str) -> tuple[str, str]:
-    """Return a holder without how it is known, and a short remark if it was not seen; "" if it was."""
+    """Return the holder alone, and the remark ` (inferred)`, or "" if a sample saw the holder."""
     before, _, after = INFERRED.removeprefix("{holder}").partition("{rule}")
     words, found, _ = holder.rpartition(before)
     return (words, INFERRED_SHORT) if found and holder.endswith(after) else (holder, "")
@@ -190,7 +190,7 @@ def site_text(edge: Edge) -> str:
 
 
 def _short_phrase(edge: Edge) -> str:
-    """Return a reference with the name of its owner in quotes: the place to edit stands beside it."""
+    """Return a reference with the name of its owner in quotes. The place to edit is left out: it stands beside it."""
     owner = edge.owner
     words = None if owner is None or names_owner(edge) else _owner_name(edge, owner)
     if words is None:
@@ -213,5 +213,5 @@ def _owner_name(edge: Edge, owner: Vertex) -> str | None:
 
 
 def _last(name: str) -> str:
-    """Return what a name has after its last dot: a function as its `def` has it."""
+    """Return the part of a name after its last dot. A function's name is then as in its `def`."""
     return name.rpartition(".")[2]

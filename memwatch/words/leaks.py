@@ -1,4 +1,4 @@
-"""The words for leaks: headlines, what each kind means, who holds the tensors."""
+"""The words for leaks: headlines, holders, advice, and the verdicts of `memwatch leaks`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ AND: Final = " and "
 HEADLINE: Final = "{kind}: {amount}{each}, {held_by} {holder}"
 PATH_FROM_ROOT: Final = "Path from the root"
 CYCLE: Final = "The cycle"
-"""The title of a leak's path on the page."""
+"""The two titles of a leak's path on the page."""
 TEXT_FROM_ROOT: Final = "path from the root:"
 TEXT_CYCLE: Final = "cycle:"
-"""The same in the terminal."""
+"""The two titles of a leak's path in the terminal."""
 GRAPH_NODES: Final = "  and {nodes}{each}, about {size}"
 NODES_OF_SEVERAL: Final = "; other leaks below may keep some of these nodes"
-"""After `GRAPH_NODES`: all nodes are counted once, at the largest leak."""
+"""Follows `GRAPH_NODES` if several leaks keep nodes. memwatch counts all nodes once, at the largest leak."""
 LEAKED_EACH: Final = "Each {repeat} leaks {amounts}."
 LEAKED: Final = "{amounts} leaked."
 TO_DO: Final = "To end it, cut this reference: {holder}."
@@ -38,7 +38,7 @@ TO_DO_LARGEST: Final = "Begin with the largest. To end it, cut this reference: {
 """The first sentences of the page of leaks."""
 ON_EACH: Final = " on each {repeat}"
 RISING: Final = " on average, more on each {repeat}"
-"""In place of the phrase above, where each call adds more than the call before."""
+"""Replaces ` on each {repeat}` if each call adds more than the call before."""
 ON_ONE_IN: Final = " on one {repeat} in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
 WITH_GRAPH: Final = "{tensor}; graphs keep most of these bytes"
@@ -68,7 +68,7 @@ ALSO: Final = "  also kept by: {holders}"
 KNOWN: Final = "known leak of {library}: {what} ({link})"
 KNOWN_LINE: Final = "  " + KNOWN
 KNOWN_REMEDY: Final = "{known}. If it is one here, {remedy}"
-"""The same below a line about memory that grew."""
+"""A known leak with its remedy, below a line about memory that grew."""
 ADVICE: Final = "  advice: {advice}"
 CYCLES_OF_TORCH: Final = (
     "not counted: {cycles} ({size}) that torch's own code made; the garbage collector frees this memory"
@@ -103,10 +103,10 @@ ALONG_A_PATH: Final = " -> "
 LEFT_OUT: Final = "..."
 
 MORE_REFERENCES: Final = "... {count} more references, within C++ ..."
-"""In place of the middle of a long way through an autograd graph."""
+"""Replaces the middle of a long row of references within C++, such as those of an autograd graph."""
 SAME_LINE_AGAIN: Final = "... {more} more references like the last one ..."
 SAME_LINES_AGAIN: Final = "... {more} more rows like the last {count} references ..."
-"""In place of the references of a path that repeat, as of a wrapper around a wrapper."""
+"""Replace references of a path that repeat, for example if each wrapper holds another wrapper."""
 _MOST_IN_STRETCH: Final = 4  # references that repeat together; `leaks/advice.py` has the reason
 _FEWEST_LEFT_OUT: Final = 2  # lines; one line takes no more room than the words in its place
 _MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal shows; a guess
@@ -130,7 +130,7 @@ NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 GROW_BY_ROUND: Final = "The program leaks {parts}. The holders and the fixes:"
 GREW_BY_ROUND: Final = "The program leaked {parts} until it failed. The holders and the fixes:"
 AS_ABOVE: Final = "the same as for the leak before this one"
-"""In place of an advice that the leak before has too."""
+"""Replaces an advice that equals the advice of the leak before."""
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
@@ -192,7 +192,7 @@ NOT_JUDGED: Final = "the program ended with {cause}{after}, so memwatch did not 
 END_NOT_JUDGED: Final = (
     "the program ended with {cause}{after}, so memwatch did not judge what it still held at its end"
 )
-"""The same beside leaks of its steps."""
+"""Replaces `NOT_JUDGED` if memwatch found leaks of the program's steps or loops."""
 NOT_SAID: Final = "memwatch could not print the leaks that it had found until then: {error}"
 EXIT_CODE: Final = "exit code {code}"
 AFTER_STEPS: Final = " after {steps}"
@@ -298,7 +298,7 @@ def round_phrase(place: RoundPlace | None) -> str:
 
 
 def rounds_phrase(place: RoundPlace | None, every: int) -> str:
-    """Return the rounds that added something: each one, or one in some."""
+    """Return which rounds added something: `each {round}`, or `about one in {every}`."""
     return (EACH if every == 1 else ONE_IN).format(round=round_phrase(place), every=every)
 
 
@@ -353,7 +353,7 @@ def page_headline(leaks: Sequence[Leaked], repeats: Sequence[str]) -> str:
 
 
 def page_to_do(holders: Sequence[str]) -> str:
-    """Return which reference to cut first: the first of these, of the largest leak."""
+    """Return which reference to cut first. The first of `holders` belongs to the largest leak."""
     return (TO_DO_LARGEST if len(holders) > 1 else TO_DO).format(holder=holders[0])
 
 
@@ -379,7 +379,7 @@ def _amount_of(kind: LeakKind, leaks: Sequence[Leaked]) -> str:
 
 
 def repeat_name(place: RoundPlace | None) -> str:
-    """Return the short name of such a round, for the lines of its leaks."""
+    """Return the short name of a round, for the lines of its leaks: a step, an iteration or a task."""
     if place is None:
         return OF_STEPS
     return OF_POOL if place.is_task else OF_LOOP
@@ -390,8 +390,8 @@ def searched_places(
 ) -> list[RoundPlace | None]:
     """Return the places that the verdict mentions.
 
-    A comprehension is a loop too, and seldom the loop that a reader thinks of. It is mentioned only if nothing else
-    was searched, and if the program has no training loop whose steps were too few.
+    A comprehension is a loop too, but seldom the loop that a reader thinks of. The verdict mentions comprehensions only
+    if memwatch searched nothing else. If the optimizer made too few steps to search, it mentions no comprehension.
 
     Args:
         places: where the loops begin that were searched; None for the steps of the optimizer.
@@ -410,7 +410,7 @@ def searched_line(
         places: where the loops begin that were searched; None for the steps of the optimizer.
         has_grown: whether each round added to something that may be a result. The line before says so.
         is_certain: False if something may be a result that is alive at the end.
-        has_graphs: True if graphs of several rounds are alive at the end. Then some rounds did leave one.
+        has_graphs: True if graphs of several rounds are alive at the end. Then "no round left a graph" would be false.
     """
     verdict = VERDICT_BESIDE_GROWTH if has_grown else VERDICT if is_certain else VERDICT_BESIDE_KEPT
     searched = NO_LEAKS_IN.format(rounds=_rounds_phrase(places)) if places and not has_graphs else ""
@@ -424,17 +424,24 @@ def unseen_line(place: RoundPlace | None, nodes: int, nbytes: int) -> str:
 
 
 def seldom_line(place: RoundPlace | None, holder: str, count: int, number: int) -> str:
-    """Return that a holder kept the graphs of a few rounds, too few to show growth."""
+    """Return that a holder kept the graphs of a few rounds, too few to show growth.
+
+    Args:
+        place: the loop; None for steps.
+        holder: the holder in words.
+        count: the number of rounds whose graphs it kept.
+        number: the number of all rounds.
+    """
     return SELDOM.format(round=round_phrase(place), holder=holder, count=count, number=number)
 
 
 def skipped_line(places: Sequence[RoundPlace | None]) -> str:
-    """Return that memwatch stopped searching, and the steps and loops that had further rounds."""
+    """Return that memwatch stopped searching, and the steps and loops whose later rounds it did not search."""
     return SEARCHES_SKIPPED.format(rounds=OR_EACH.join(map(round_phrase, places[:_MOST_ROUNDS])))
 
 
 def freed_line(place: RoundPlace | None, leak: Leaked, holder: str) -> str:
-    """Return what each round kept alive for a while."""
+    """Return what rounds added to a holder and the program freed later."""
     rounds = rounds_phrase(place, leak.every)
     return FREED_LATER.format(rounds=rounds, amounts=amounts_phrase([leak]), holder=holder)
 
@@ -447,14 +454,14 @@ def kept_line(
     grows: bool,
     has_graphs: bool,
 ) -> str:
-    """Return which holders got tensors, or have a tensor that became larger, in the rounds of a loop or of steps.
+    """Return the holders that grew: rounds added tensors to them, or made their tensors larger.
 
     Args:
         place: the loop; None for steps.
-        every: the number of rounds per tensor.
+        every: 1 if each round did so; N if about one in N rounds did.
         rows: the holders, with the tensors and the bytes by device that a round adds.
         grows: True if their tensors became larger.
-        has_graphs: True if the rounds filled places of lists or arrays with tensors that have a graph.
+        has_graphs: True if the rounds put tensors with a graph into empty places of lists or arrays.
     """
     if has_graphs:
         return PLACES_FILLED_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
@@ -529,7 +536,7 @@ def held_phrase(held: Sequence[tuple[str, int, Mapping[str, int]]]) -> str:
 
 
 def _first_of(holders: Sequence[str]) -> str:
-    """Return the first few of some holders, and how many more there are."""
+    """Return the first `MOST_HELD` holders, and how many more there are."""
     more = len(holders) - MOST_HELD
     return IN_A_CYCLE.join([*holders[:MOST_HELD], *[MORE_HOLDERS.format(count=more)] * (more > 0)])
 
@@ -584,12 +591,12 @@ def also_line(holders: Sequence[str]) -> str:
 
 
 def place_of(edge: Edge) -> str:
-    """Return the place to edit a reference, as it follows the words for the reference; empty if they have it."""
+    """Return the place where the user can edit a reference; empty if `edge_phrase` already names it."""
     return reference_phrase(edge).removeprefix(edge_phrase(edge))
 
 
 def shortened(path: Sequence[str], edges: Sequence[Edge]) -> list[str]:
-    """Return the lines of a path without the middle of each long row of references within C++.
+    """Return the lines of a path without the middle of each long row of references within C++, and without repeats.
 
     Args:
         path: the lines, one for each reference.
@@ -609,13 +616,14 @@ def shortened(path: Sequence[str], edges: Sequence[Edge]) -> list[str]:
 
 
 def _without_repeats(texts: Sequence[str]) -> list[str]:
-    """Return lines without the further repeats of a stretch that follows itself, and a line that counts them."""
+    """Return the lines with one copy of lines that repeat, and after it a line that counts the other copies."""
     lines: list[str] = []
     at = 0
     while at < len(texts):
+        # choose the number of lines whose repeats are longest in all; of equal ones, the smallest number
         count, times = max(
             ((count, _times(texts, at, count)) for count in range(1, _MOST_IN_STRETCH + 1)),
-            key=lambda found: (found[0] * (found[1] - 1), -found[0]),
+            key=lambda stretch: (stretch[0] * (stretch[1] - 1), -stretch[0]),
         )
         if count * (times - 2) < _FEWEST_LEFT_OUT:
             lines.append(texts[at])
@@ -628,7 +636,7 @@ def _without_repeats(texts: Sequence[str]) -> list[str]:
 
 
 def _times(texts: Sequence[str], at: int, count: int) -> int:
-    """Return how often the next lines, so many, come in a row."""
+    """Return how often the `count` lines from `at` come directly after each other."""
     times = 1
     while texts[at : at + count] == texts[at + times * count : at + (times + 1) * count]:
         times += 1
@@ -642,7 +650,12 @@ def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
 
 
 def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
-    """Return what hooks are registered on: an object, and how many more have the same hook."""
+    """Return the object that a hook is registered on, and how many more objects have the same hook.
+
+    Args:
+        edges: the path to one of the objects.
+        tables: the number of objects with this hook. Each object has one table of hooks.
+    """
     holder = holder_phrase(edges)
     if tables == 1:
         return holder
@@ -650,7 +663,7 @@ def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
 
 
 def hook_phrase(function: str, file: str, line: int, edges: Sequence[Edge]) -> str:
-    """Return the function that is registered as a hook, the object that it is registered on, and its own place.
+    """Return the function that is registered as a hook, the object that has the hook, and where `def` is.
 
     Args:
         function: its name.
@@ -663,7 +676,7 @@ def hook_phrase(function: str, file: str, line: int, edges: Sequence[Edge]) -> s
 
 
 class OnDevice(Protocol):
-    """Bytes that lie on one device, as a leak."""
+    """Bytes on one device, such as those of a leak."""
 
     @property
     def device(self) -> str:
@@ -675,7 +688,7 @@ class OnDevice(Protocol):
 
 
 class Leaked(OnDevice, Protocol):
-    """A leak as far as sentences about many leaks need it."""
+    """The attributes of a leak that sentences about several leaks use."""
 
     @property
     def kind(self) -> LeakKind:
@@ -687,11 +700,11 @@ class Leaked(OnDevice, Protocol):
 
     @property
     def graph_nodes(self) -> int:
-        """The number of autograd nodes that it keeps beside tensors; of a graph, its nodes."""
+        """The number of autograd nodes that it keeps beside its tensors. A leaked graph has only nodes."""
 
     @property
     def graph_bytes(self) -> int:
-        """The bytes of these nodes, an estimate."""
+        """The estimated bytes of these nodes."""
 
     @property
     def every(self) -> int:
@@ -707,7 +720,7 @@ def sizes_of(leaks: Iterable[OnDevice]) -> dict[str, int]:
 
 
 def sizes_phrase(sizes: Mapping[str, int]) -> str:
-    """Return bytes by device in words; the host alone is not named."""
+    """Return the bytes of each device in words. If all bytes are on the host, no device is named."""
     if all(map(is_host, sizes)):
         return format_bytes(sum(sizes.values()))
     return AND.join(

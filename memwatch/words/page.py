@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_change
 from memwatch.words.ways import HEADING
 
 if TYPE_CHECKING:
@@ -83,5 +83,4 @@ def diff_headline(old_bytes: int, new_bytes: int, changes: Mapping[str, int]) ->
     largest = max(changes, key=lambda name: abs(changes[name]), default=None)
     if largest is None or not changes[largest]:
         return text
-    sign = "+" if changes[largest] > 0 else ""
-    return text + _MOST_OF_CHANGE.format(category=largest, change=sign + format_bytes(changes[largest]))
+    return text + _MOST_OF_CHANGE.format(category=largest, change=format_change(changes[largest]))

@@ -48,7 +48,7 @@ def split_site(site: str) -> tuple[str, int]:
 
 
 def place_in_file(site: str) -> str:
-    """Return `file.py:12` of a path and a line, without the folders; of a notebook's cell what IPython calls it."""
+    """Return `file.py:12` for a path and a line, without the folders. A notebook's cell has its name in IPython."""
     return PurePath(short_place(site)).name
 
 

@@ -145,7 +145,7 @@ def reserved_at_peak_text(held: ReservedBytes) -> str:
 
 
 def reserved_text(held: Reserved) -> str:
-    """Return a clause: what is reserved, and how much of it is handed out, waits or is free."""
+    """Return a clause: the reserved bytes, and how many of them are in use, wait for a stream, or are free."""
     waiting = (
         f", {format_bytes(held.waiting_bytes)} still in use by another stream" if held.waiting_bytes else ""
     )
@@ -199,7 +199,7 @@ PROGRAM_FAILED: Final = "failed"
 """The kind of the note about a program that ended with an error."""
 ENDED_BY: Final = "{error} ended the recorded code, so its later peaks are not in this recording"
 AN_ERROR: Final = "An error"
-"""In place of the class of an error, on a page without sources."""
+"""Replaces the class of an error on a page without sources."""
 GAVE_WAY_KIND: Final = "ended"
 """The kind of the note about a recording of a whole program that ended before the program."""
 GAVE_WAY: Final = "the program opened a memwatch.profile() block of its own, and this recording ended there"
@@ -230,7 +230,7 @@ HELD_OBJECTS: Final = "{held} of {sampled} `{kind}` that were looked at are held
 GREW: Final = "{more:+,} `{name}` ({size})"
 GREW_IN_PLACE: Final = "`{name}` +{size} (the objects grew in their place)"
 GREW_WITH_FEWER: Final = "`{name}` +{size} (but {fewer:,} objects fewer)"
-"""Large objects have come, and more of the small ones have gone."""
+"""For a type with more bytes in fewer objects: large objects came, and more small ones went."""
 
 
 def grown_type_text(name: str, more: int, nbytes: int) -> str:

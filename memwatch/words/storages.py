@@ -103,12 +103,12 @@ def role_name(role: str, name: str) -> str:
 
 
 def output_name(module: str) -> str:
-    """Return what the result of a module is called."""
+    """Return the name of the output of a module."""
     return _OUTPUT.format(module=module)
 
 
 def saved_name(op_name: str, module: str) -> str:
-    """Return what memory is called that an op saved for its backward, in a module where one ran."""
+    """Return the name of memory that an op saved for its backward, with the module that ran the op, if there is one."""
     what = _SAVED_BY.format(op=short_op(op_name))
     return _IN_MODULE.format(what=what, module=module) if module else what
 
@@ -170,7 +170,7 @@ def file_remarks(renamed: Mapping[str, str], old: Sequence[str], new: Sequence[s
 
     Args:
         renamed: the new name of each file that was matched with a file of another name.
-        old: the files of the old capture, where no file of it was matched with a file of the new one; else empty.
+        old: the files of the old capture, if none of them was matched with a file of the new one; otherwise empty.
         new: the files of the new capture, likewise.
     """
     sentences = [RENAMED_FILE.format(old=before, new=after) for before, after in renamed.items()]

@@ -9,7 +9,7 @@ PEAK_IS_BEFORE_AND_WITHIN: Final = " = {before} from before the block + {within}
 INCREASE_ELSEWHERE: Final = (
     "{entry} were alive at the start; the block itself added at most {increase} (peak increase)"
 )
-"""Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
+"""If the block frees memory from before it, the peak and the peak increase may be at two instants."""
 
 HEADLINE: Final = (
     "The largest part of the peak is {category} ({share}). "
@@ -19,18 +19,18 @@ HEADLINE_TWO_LINES: Final = (
     "The largest part of the peak is {category} ({share}). "
     "The lines {line} ({line_share}) and {second} ({second_share}) made more of the peak than any other line."
 )
-"""Where the second line made nearly as much."""
+"""For a second line that made nearly as much."""
 HEADLINE_HELD: Final = " {holder} keeps {nbytes} ({share} of the peak) in {storages}, across iterations."
-"""Where one variable holds much, and no finding is about it: the program may need it later."""
+"""For one variable that holds much. No finding is about it, because the program may need it later."""
 HEADLINE_GROWTH: Final = (
     "Memory grows by {rate} with each iteration: {holder} keeps {nbytes} ({share} of the peak){added}. "
     "If you fix that, {the_peak} falls to {peak}."
 )
-"""In place of `HEADLINE`: the parts of the peak say little while one of them grows."""
+"""Replaces `HEADLINE` if a part of the peak grows: the other parts then say little."""
 HEADLINE_FINDING: Final = " If you fix the first finding below, {the_peak} falls to {peak}."
 HEADLINE_ONE_FINDING: Final = " If you fix the finding below, {the_peak} falls to {peak}."
 HEADLINE_FINDINGS: Final = " If you fix the findings below, {the_peak} falls to {peak}."
-"""Where the first of them alone would leave the peak as it is: other memory is as large at another instant."""
+"""If the first finding alone would not lower the peak, because other memory is as large at another instant."""
 HEADLINE_INSTEAD: Final = " If you make the first change below instead, it falls to {peak}."
 HEADLINE_INCLUDED: Final = " If you make the first change below, which includes that fix, it falls to {peak}."
 """For a change that includes the change of the finding."""
@@ -39,8 +39,7 @@ HEADLINE_CODE: Final = (
     " With the change whose code is below, {the_peak} falls to {peak}; "
     "with the first change of the list, to {first}."
 )
-"""Where the first change needs a decision, and the code is that of a later change."""
-"""The first sentences of the page and of the summary."""
+"""If the first change needs a decision, the code below is that of a later change."""
 
 CUT_OFF: Final = "{ended}{when}. The whole program may have a higher peak, before and after each change."
 ENDED_BY: Final = "The recorded code ended with {error}"
@@ -48,7 +47,7 @@ ENDED_WITH_ERROR: Final = "The recorded code ended with an error"
 NOT_WHOLE: Final = "The recording has only the first part of the program"
 IN_FIRST_ITERATION: Final = ", in its first iteration"
 AFTER_ITERATIONS: Final = ", after {iterations}"
-"""A recording that was cut off: how it ended, and after how much of the program."""
+"""For a recording that was cut off: how it ended, and how much of the program had run."""
 
 PROCESS: Final = "The process when it was largest: {parts}"
 

@@ -81,7 +81,7 @@ HEADING_SO_FAR_BESIDE_FINDINGS: Final = "What else would lower the peak so far"
 """The headings for a recording that was cut off: the rest of the program may have a higher peak."""
 HEADING_ALONE: Final = "{heading}, each change alone"
 HEADING_ALONE_IN_ORDER: Final = "{heading}, each change alone, lowest peak first"
-"""The headings of a terminal, where a line is dear; the page has sentences instead."""
+"""The headings in a terminal, where lines are few. The page has sentences instead."""
 AFTER_GROWTH: Final = (
     "Fix the growth first: it would soon use up what other changes save. `memwatch summary --json` lists the other "
     "changes (in Python: prof.ways)"

@@ -1,6 +1,6 @@
-"""Columns as text for the page: integers as zigzag varints, gzipped, in base64; each word once per page.
+"""Columns as text for the page: integers as zigzag varints, gzipped, in base64. A text is an index into `Words`.
 
-`web/src/codec.js` reads them. An event of a long run takes about two bytes this way.
+`web/src/codec.ts` reads them. An event of a long run takes about two bytes this way.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def varints(values: NDArray[np.int64]) -> bytes:
 
 
 def pack_ints(values: ArrayLike, *, delta: bool = False, kind: str = "int") -> Packed:
-    """Return a packed column of integers; `delta` stores differences, which are small where neighbours are."""
+    """Return a packed column of integers. `delta` stores differences, which are small if neighbours are similar."""
     column = np.asarray(values, dtype=np.int64)
     return Packed(
         kind=kind, delta=delta, data=compress(varints(np.diff(column, prepend=0) if delta else column))

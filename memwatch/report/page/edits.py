@@ -1,7 +1,8 @@
 """The lines of the program that a finding asks to change: as they are, and as they would be.
 
-A line is only changed here if its text and the path of references decide the change. All else stays advice. The rules
-stand in one list, and the first rule that returns an edit wins.
+A rule changes a line only if the line's text and the path of references leave one possible change. Otherwise it shows
+the line as it is, or the finding has only its advice. The rules are in one list, `_RULES`, and the first rule that
+returns an edit wins.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ _CONTAINERS: Final = (
 """Functions of Python whose result has no `detach`."""
 _DETACH: Final = ".detach()"
 _GRAPHLESS: Final = ("detach", "item", "tolist", "numpy")
+"""Methods of tensors whose result has no graph, so that `.detach()` would change nothing."""
 
 
 class EditLine(TypedDict):
-    """One line of an edit: as it is, without it, or new."""
+    """One line of an edit. Its sign says whether the edit keeps, removes or adds it."""
 
     sign: str
     text: str
@@ -100,7 +102,7 @@ class _Program:
         return max(around, key=lambda node: node.lineno, default=None)
 
     def replaced(self, line: int, column: int, end_column: int, text: str) -> Edit | None:
-        """Return the edit that puts a text in place of a part of a line; columns are bytes, as `ast` counts them."""
+        """Return the edit that replaces a part of a line by a text. Columns count bytes, as in `ast`."""
         before = self.lines[line - 1]
         coded = before.encode("utf-8")
         after = (coded[:column] + text.encode("utf-8") + coded[end_column:]).decode("utf-8")
@@ -120,7 +122,10 @@ class _Program:
 
 
 class _Sources:
-    """The files of the program, each parsed once. It ends with the edit: a kept tree would slow down heap searches."""
+    """The files of the program, each parsed once.
+
+    An instance lives only until one finding's edit is found: kept syntax trees would slow down heap searches.
+    """
 
     def __init__(self, code: CodeReader) -> None:
         self._code = code
@@ -179,7 +184,7 @@ def _value_kept(finding: Finding, program: _Program) -> ast.expr | None:
     scope = program.scope(_line_of(finding.site)) if edges[0].kind is EdgeKind.LOCAL else program.tree
     kinds = [edge.kind for edge in edges[1:]]
     if scope is None or not _binds_itself(scope, name):
-        return None  # for a global: another module has it
+        return None  # such as a global variable of another module
     nodes = _nodes_that_see(scope, name)
     if kinds in ([EdgeKind.ITEM], [EdgeKind.ITEM, EdgeKind.GRAPH]):
         return _only_appended(nodes, name)
@@ -187,7 +192,7 @@ def _value_kept(finding: Finding, program: _Program) -> ast.expr | None:
 
 
 def _binds_itself(scope: ast.AST, name: str) -> bool:
-    """Return True if a function or module itself gives a variable its value."""
+    """Return True if a function or module itself gives a variable its value, so that the variable belongs to it."""
     if isinstance(scope, FUNCTIONS):
         return name in variables_of(scope)
     return isinstance(scope, ast.Module) and name in names_bound_by(scope.body)
@@ -242,8 +247,8 @@ def _only_summand(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
         for node in nodes
         if isinstance(node, ast.Assign) and any(_is_name(target, name) for target in node.targets)
     ]
-    stores = [node for node in nodes if isinstance(node, ast.Name) and _is_name(node, name)]
-    stores = [node for node in stores if isinstance(node.ctx, ast.Store)]
+    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    stores = [node for node in names if isinstance(node.ctx, ast.Store)]
     is_number = all(isinstance(value, ast.Constant) for value in others)
     if len(sums) != 1 or not isinstance(sums[0].op, ast.Add) or not is_number:
         return None
@@ -251,7 +256,10 @@ def _only_summand(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
 
 
 def _is_tensor(value: ast.expr) -> bool:
-    """Return True if a value of an expression whose graph was seen can only be a tensor, so that it has `detach`."""
+    """Return True if an expression must return a tensor, so that its value has `detach`.
+
+    The search of the heap has found an autograd graph that its value keeps, so it is neither a number nor None.
+    """
     function = getattr(value, "func", None)
     called = getattr(function, "attr", getattr(function, "id", ""))
     return isinstance(value, _TENSORS) and called not in (*_GRAPHLESS, *_CONTAINERS)
@@ -284,7 +292,7 @@ def _deleted(finding: Finding, sources: _Sources) -> Edit | None:
 
 
 def _statement_at(scope: ast.AST, line: int) -> ast.stmt | None:
-    """Return the simple statement at a line, after which the same block goes on."""
+    """Return the simple statement at a line, below which `del` can stand; None if there are none or several."""
     simple = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
     found = [
         node
@@ -311,7 +319,8 @@ def _may_be_deleted_after(scope: ast.AST, statement: ast.stmt, name: str) -> boo
     loads = [node.lineno for node in names if isinstance(node.ctx, ast.Load)]
     in_statement = _names(statement, name)
     is_stored = any(isinstance(node.ctx, ast.Store) for node in in_statement)
-    # A statement that reads only a view of the tensor may run where the variable has no value.
+    # If the statement does not mention the variable, it uses only a view of the tensor. The variable may then have no
+    # value when it runs, and `del` would raise.
     if is_stored or not in_statement or max(loads) > end:
         return False
     for loop in (node for node in ast.walk(scope) if isinstance(node, _LOOPS)):
@@ -374,7 +383,10 @@ def _optimizer_flag(finding: Finding, sources: _Sources) -> Edit | None:
 
 
 def _is_stepped(program: _Program, made: ast.Call, line: int) -> bool:
-    """Return True if `step()` of a line is that of an object which a call makes: the same variable, or `self.name`."""
+    """Return True if the `step()` at a line belongs to the object that the call `made` returns.
+
+    The object must be in the same variable, or in the same attribute of `self`.
+    """
     assigned = (node for node in ast.walk(program.tree or made) if isinstance(node, ast.Assign))
     targets = [target for node in assigned if node.value is made for target in node.targets]
     steps = [
@@ -397,7 +409,7 @@ def _are_same(program: _Program, made: ast.expr, made_at: int, used: ast.expr, u
         return program.scope(made_at) is scope
     if made.id in names_bound_by(scope.body):
         return program.scope(made_at) is scope
-    # an argument of that name is taken for it; another variable is a global
+    # a name that this function gets as an argument is assumed to be the same object; any other name is a global
     return made.id in variables_of(scope) or program.scope(made_at) is program.tree
 
 
@@ -432,7 +444,7 @@ def _is_method_of(call: ast.Call, name: str) -> bool:
 
 
 def calls_of_backward(line: str, code: CodeReader) -> Edit | None:
-    """Return a line that only calls `backward()` of a loss, without it; None if the line does more.
+    """Return the edit that removes a line which only calls `backward()`; None if the line does more.
 
     Args:
         line: its `file:line`.

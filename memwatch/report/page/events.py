@@ -1,6 +1,6 @@
-"""The events of the page: every allocation and free for when a user zooms or clicks, and before that a curve of them.
+"""The events of the page: a curve of live bytes, and every allocation and free for a user who zooms or clicks.
 
-The curve has live bytes by category in bins, each bin at its maximum.
+The curve has the live bytes by category in bins. Each bin shows the instant of its maximum.
 
 Storages are numbered by birth; storages that were alive at entry come first. Each event is then one small number: 0 is
 the birth of the next storage. k is the death of the storage born k births earlier. -1 is a change of bytes without a
@@ -63,7 +63,7 @@ FEWEST_BINS: Final = 64
 
 
 def clearer_axis(time_ns: NDArray[np.int64], live_bytes: NDArray[np.int64]) -> Literal["time", "events"]:
-    """Return the axis that draws allocations and frees over more of its width, by the bytes that they move.
+    """Return the axis on which the bytes of allocations and frees are spread over more of the width.
 
     A long start or a slow first step leaves most of an axis of time empty. Across events, an optimizer that makes many
     small tensors takes most of the width. We measured the share of the width in which 90 % of the bytes move. It was
@@ -80,7 +80,7 @@ def clearer_axis(time_ns: NDArray[np.int64], live_bytes: NDArray[np.int64]) -> L
 
 
 def _strips_in_use(places: NDArray[np.int64], moved: NDArray[np.int64]) -> int:
-    """Return how few of the equal strips of an axis have most of the bytes that move."""
+    """Return the smallest number of strips of an axis that have `_MOST_BYTES_RATIO` of the moved bytes."""
     if not len(places):
         return 0
     strips = places * (_STRIPS - 1) // max(int(places[-1]), 1)
@@ -91,7 +91,7 @@ def _strips_in_use(places: NDArray[np.int64], moved: NDArray[np.int64]) -> int:
 def peak_keeping_events(
     places: NDArray[np.int64], live_bytes: NDArray[np.int64], bins: int
 ) -> NDArray[np.int64]:
-    """Return the events to draw: the first highest of each of `bins` equal stretches of an axis, and both ends.
+    """Return the events to draw: the first with most live bytes in each of `bins` equal parts of an axis, and the ends.
 
     Args:
         places: places of the events on the axis, in order: times in nanoseconds, or numbers of events.
@@ -178,7 +178,7 @@ class Numbering:
 
 
 def number_storages(timeline: pd.DataFrame, storages: pd.DataFrame) -> Numbering:
-    """Return the counted storages in order of birth, which the timeline tells."""
+    """Return the counted storages in the order of their births in the timeline."""
     counted = storages[storages["counted"]]
     entered = counted.index[counted["birth_event"] < 0]
     touched = timeline["storage"].to_numpy()[1:]
@@ -197,7 +197,8 @@ def number_storages(timeline: pd.DataFrame, storages: pd.DataFrame) -> Numbering
 def pack_detail(reading: DeviceReading, words: Words, most_bytes: int = DETAIL_BYTES) -> Detail:
     """Return all events and storages, or as many of them as fit into `most_bytes` of packed text."""
     at_entry, lives = reading.baseline_bytes, reading.part("storages", _OF_LIVES)
-    lives = lives.astype({"birth_event": np.int32, "death_event": np.int32})  # numbers of rows
+    # rows of the timeline fit 32 bits, which saves memory
+    lives = lives.astype({"birth_event": np.int32, "death_event": np.int32})
     counted = int(lives["counted"].sum())
     kept = thin_rows(reading, lives, KEPT_STORAGES) if counted > MOST_STORAGES else None
     del lives
@@ -257,7 +258,7 @@ def _storage_columns(storages: pd.DataFrame, site: NDArray[np.int64]) -> pd.Data
     columns: dict[str, NDArray[np.int64]] = {
         "id": storages.index.to_numpy(),
         "site": site,
-        # loops allocate the same size at the same site again and again
+        # the difference to the storage before it at the same site: mostly 0, because of loops, so it packs well
         "grown_bytes": same_site.diff().fillna(same_site.transform("first")).to_numpy(dtype=np.int64),
         "op": op,
         "first_use": np.where(first >= 0, first - op, -1),
@@ -288,12 +289,15 @@ def _event_columns(
 def thin(
     timeline: pd.DataFrame, storages: pd.DataFrame, most_storages: int
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the rows of the storages that are alive at the maxima, of as many maxima as `most_storages` allows.
+    """Return the rows about storages that are alive at a maximum of the curve.
+
+    The time is divided into equal parts, each with one maximum. The number of parts is halved until at most
+    `most_storages` storages stay.
 
     Args:
         timeline: the derived table.
         storages: the derived table.
-        most_storages: how many storages may stay; more stay only where 64 maxima alone hold more.
+        most_storages: how many storages may stay. More stay if more are alive at the `FEWEST_BINS` maxima.
 
     Returns:
         The rows of both tables that stay, unchanged.
@@ -316,12 +320,12 @@ def thin_rows(
     """
     alive = _kept(reading.part("timeline", ("time_ns", "live_bytes")), lives, most_storages)
     storage = reading.part("timeline", ("storage",))["storage"].to_numpy()
-    of_kept = np.append(alive, True)[storage]  # -1 is no storage's
+    of_kept = np.append(alive, True)[storage]  # -1 reads the last entry, so events without a storage stay
     return np.flatnonzero(of_kept), np.flatnonzero(alive)
 
 
 def _kept(timeline: pd.DataFrame, storages: pd.DataFrame, most_storages: int) -> NDArray[np.bool_]:
-    """Return for each storage whether it is alive at the maxima, of as many as the number of storages allows."""
+    """Return for each storage whether `thin` keeps it."""
     time_ns, live_bytes = timeline["time_ns"].to_numpy(), timeline["live_bytes"].to_numpy()
     bins = MOST_BINS
     while True:

@@ -111,9 +111,8 @@ def page_model(
         source: whether paths, source lines and the command line may be in the page.
 
     Returns:
-        A dict of plain JSON values: `title`, `facts`, `totals`, `devices`, `peak`, `overview`, `categories`, `made_of`,
-        `holders`, `process`, `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, `cells` (what a notebook calls
-        its files), and `blocks` (packed tables, see `columns`).
+        A dict of plain JSON values, with one key for each part of the page. `cells` has the names that a notebook gives
+        its files. `blocks` has the packed tables, see `columns`.
     """
     extras = extras or Extras()
     hide = _hider(reading, extras, source=source)
@@ -132,7 +131,7 @@ def page_model(
     return {
         "model": MODEL_VERSION,
         "title": hide(extras.title),
-        "facts": [[visible(label), hide(text)] for label, text in describe_meta(_telling(meta))],
+        "facts": [[visible(label), hide(text)] for label, text in describe_meta(_without_ordinary(meta))],
         "totals": _totals(reading),
         "devices": _devices(reading),
         "headline": " ".join(
@@ -144,7 +143,7 @@ def page_model(
                     no_tensor_text(reading),
                 ],
             )
-        ),  # without the lines of the program, as the second sentence names one
+        ),  # `headline` names a line of the program, so it is left out without sources
         "peak": {
             **_peak(at, hide, source=source, has_times=is_recorded(reading, "times")),
             "step": _step_of_peak(reading, at.event),
@@ -185,7 +184,10 @@ def page_model(
 
 
 def _note(kind: str, text: str, *, names_error: bool) -> str:
-    """Return the text of a note. The class of an error may be the program's own, and tell what the program does."""
+    """Return the text of a note.
+
+    Without `names_error`, the class of the program's error is left out: its name may reveal what the program does.
+    """
     return text if names_error or kind != PROGRAM_FAILED else ENDED_BY.format(error=AN_ERROR)
 
 
@@ -202,16 +204,15 @@ _ORDINARY: Final = {
     "holder_samples_cut": 0,
     "allocator": True,
 }
-"""Entries of the metadata as nearly every run has them: "About this run" leaves them out."""
+"""Values that nearly every run has in its metadata. "About this run" shows an entry only if its value differs."""
 
 
-def _telling(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that tells something about a run."""
+def _without_ordinary(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if key not in _ORDINARY or value != _ORDINARY[key]}
 
 
 def _is_a_part(share_ratio: float, made_of: dict[str, Any]) -> bool:
-    """Return whether the bar of the parts already shows a share, with the digits that the page prints."""
+    """Return whether a part of the bar has this share, compared in the digits that the page prints."""
     shares = {f"{100 * part['share_ratio']:.1f}" for part in made_of["parts"]}
     return f"{100 * share_ratio:.1f}" in shares
 
@@ -258,7 +259,9 @@ def _devices(reading: DeviceReading) -> list[dict[str, Any]]:
 def _peak(at: PeakInstant, hide: Callable[[str], str], *, source: bool, has_times: bool) -> dict[str, Any]:
     when = f", {format_duration(at.time_ns)} after the start" if has_times and at.is_any else ""
     whole = hide(str(at))
-    short = hide(at.short()) if source else whole  # `hide` knows whole paths only
+    short = (
+        hide(at.short()) if source else whole
+    )  # `hide` finds whole paths only, so it would miss a shortened one
     return {
         "event": at.event,
         "time_ns": at.time_ns,
@@ -291,7 +294,7 @@ def made_of_model(reading: DeviceReading) -> dict[str, Any]:
     total = sum(part["nbytes"] for part in known)
     small = [part for part in known if part["nbytes"] < _SMALL_RATIO * total]
     small.sort(key=lambda part: -int(part["nbytes"]))
-    small = small if len(small) > 1 else []  # one alone has a label as short as that of all small parts
+    small = small if len(small) > 1 else []  # the name of a single small part is as short as "2 small parts"
     parts = [{**part, "category": part["name"]} for part in known if part not in small]
     if small:
         label = SMALL_PARTS.format(count=len(small))
@@ -329,13 +332,13 @@ _LAYERS: Final = {
     "free memory": ("python_free_bytes", "malloc_free_bytes"),
     "without a known cause": ("other_bytes",),
 }
-"""The layers of the band of the process, each with the columns of the table `process`."""
+"""The layers of the chart of the process's memory, each with the columns of the table `process` that it sums."""
 _BAND_BINS: Final = 500
 """The band is a small chart, and the page has seven figures for each reading in plain: 30 KB for this many. A guess."""
 
 
 def _process(reading: DeviceReading) -> dict[str, Any] | None:
-    """Return the band of the process; None with fewer readings than a curve needs."""
+    """Return the chart of the process's memory; None with fewer than two readings."""
     process = reading.process
     if len(process) < 2:
         return None
@@ -359,7 +362,7 @@ def _process(reading: DeviceReading) -> dict[str, Any] | None:
 
 
 def _shown_steps(reading: DeviceReading) -> pd.DataFrame:
-    """Return the steps that the page shows: of many the highest."""
+    """Return the steps that the page shows: all, or the `STEPS_SHOWN` steps with the highest peaks."""
     steps = reading.steps
     return steps if len(steps) <= STEPS_SHOWN else steps.nlargest(STEPS_SHOWN, "peak_bytes").sort_index()
 
@@ -388,7 +391,10 @@ def _step_starts(reading: DeviceReading) -> dict[Any, dict[str, int]]:
 
 
 def _step_of_peak(reading: DeviceReading, peak_event: int) -> list[dict[str, int]] | None:
-    """Return when the step that has the peak starts and ends. None if the run has one step, or it was before all."""
+    """Return the start and the end of the step that has the peak.
+
+    None if the run has fewer than two steps, or if the peak was before the first step.
+    """
     starts = sorted(_step_starts(reading).values(), key=lambda start: start["event"])
     begun = [index for index, start in enumerate(starts) if start["event"] <= peak_event]
     if len(starts) < 2 or not begun:
@@ -399,7 +405,7 @@ def _step_of_peak(reading: DeviceReading, peak_event: int) -> list[dict[str, int
 
 
 def code_reader(reading: DeviceReading, *, source: bool) -> CodeReader | None:
-    """Return the reader of the sources of a run; None where they stay out of the page."""
+    """Return the reader of the sources of a run; None if the page must not contain sources."""
     return CodeReader(float(reading.meta.get("started_s", 0.0))) if source else None
 
 
@@ -410,7 +416,7 @@ def findings_model(
 
     Args:
         reading: the profile.
-        hide: what each text passes through.
+        hide: rewrites texts for the page.
         code: reads sources; None if no line may be named.
     """
     return {
@@ -446,7 +452,7 @@ def _finding(
     modules = reading.part("storages", ["module"], storages)["module"].unique().tolist()
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
     edges = [hide(short_places(edge) if source else edge) for edge in filter(None, finding.path.splitlines())]
-    if finding.change:  # the page shows the peak above it
+    if finding.change:  # the full advice also has the peak, which the page shows above it
         texts["advice"] = hide(CHANGE_SENTENCE.format(change=finding.change))
     return {
         **texts,
@@ -478,16 +484,17 @@ def _edit(edit: Edit | None) -> dict[str, Any] | None:
 def _ways(
     reading: DeviceReading, hide: Callable[[str], str], code: CodeReader | None
 ) -> list[dict[str, Any]]:
-    """Return the changes that would lower the peak; `lines` are code, and stay as they are.
+    """Return the changes that would lower the peak.
 
-    The code of one of the first stands open. As in the summary, that change needs no decision, if there is such a one.
-    A change that goes in place of `backward()` also has `edit`: the program's line that calls it.
+    `lines` is code and is not passed through `hide`. The page shows the code of one change without a click: the one
+    whose code the summary shows, see `shown_ways`. A change that replaces `backward()` also has `edit`: the program's
+    line that calls it.
     """
     listed = listed_ways(reading)
     if listed.empty:
         return []
     shown, chosen = shown_ways(listed, _FIRST_WAYS)
-    is_growing = growing(reading) is not None  # then the code of a way would look like the answer
+    is_growing = growing(reading) is not None  # then visible code would look like the fix for the growth
     rows = [*shown, *(row for row in range(len(listed)) if row not in shown)]
     backward = _edit(_backward(reading, code))
     found: list[Any] = (
@@ -550,10 +557,10 @@ def _blocks(reading: DeviceReading, words: Words, code: CodeReader | None) -> di
 
 
 def _modules(reading: DeviceReading) -> pd.DataFrame:
-    """Return the table of modules for the page. A row includes its children also where `Reading.modules` does not.
+    """Return the table of modules for the page.
 
-    `saved_bytes` has all that backward reads. The page shows the bytes that are there for backward alone instead, as
-    its other figures do.
+    `parameter_bytes` includes the parameters of child modules, unlike in `Reading.modules`. In place of `saved_bytes`,
+    all bytes that backward reads, the page shows the bytes that are alive only for backward, as its other figures do.
     """
     modules: pd.DataFrame = reading.modules.drop(columns="saved_bytes")
     modules.insert(0, "module", modules.index)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 STEPS_SHOWN: Final = 200
 """Most single moves that one entry lists. A guess."""
 _NEIGHBOURS: Final = ("program_step", "program_bytes", "plan_step", "plan_bytes")
+"""Columns of a plan's curves that are packed as differences, because neighbouring values are similar."""
 MODEL_VERSION: Final = 1
 """The version of the format of the page about leaks."""
 _PLACE: Final = re.compile(r"(.+):\d+\b", re.DOTALL)

@@ -334,7 +334,7 @@ def diff_page(
 
 
 def _write(path: str | os.PathLike[str], text: Callable[[], str], *, force: bool) -> Path:
-    """Write a page; that its file may not be replaced is found before its text is made, which may take long."""
+    """Write a page. Check first whether its file may be replaced, because making the text may take long."""
     target = Path(path)
     refuse_existing(target, force=force)
     write_whole(target, text(), force=force)
