@@ -830,7 +830,8 @@ class Checkpointing:
         nbytes = allocations.nbytes[made].astype(np.int64)
         is_born = (birth >= begin) & (birth < cut)
         np.add.at(change, birth[is_born] - begin, nbytes[is_born])
-        dies = is_born & (death != NONE) & (death < cut) & ~np.isin(made, kept)
+        # in a damaged capture, memory may be freed before it is allocated
+        dies = is_born & (death >= birth) & (death < cut) & ~np.isin(made, kept)
         np.subtract.at(change, death[dies] - begin, nbytes[dies])
         return int(np.cumsum(change).max(initial=0))
 
