@@ -19,7 +19,7 @@ from memwatch.errors import MemwatchError
 from memwatch.output_files import whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _COMPILERS: Final = ("c++", "g++", "clang++")
 VARIABLE: Final = "MEMWATCH_CACHE"
@@ -54,9 +54,7 @@ def reason_to_distrust(path: pathlib.Path) -> str:
     if os.name != "posix":
         return ""
     user = os.geteuid()
-    absolute = pathlib.Path(os.path.abspath(path))
-    real = pathlib.Path(os.path.realpath(path))
-    for each in dict.fromkeys((absolute, *absolute.parents, real, *real.parents)):
+    for each in _passed(path):
         try:
             found = os.lstat(each)
         except OSError:  # for a missing file, its folder decides
@@ -75,6 +73,21 @@ def reason_to_distrust(path: pathlib.Path) -> str:
                 f"type `chmod go-w {each}` if it is yours alone, or {_ADVICE_LATER}"
             )
     return ""
+
+
+def _passed(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a path and all that the kernel passes on the way to its file: folders, links, and the way of each link."""
+    waiting, seen = [pathlib.Path(os.path.realpath(path)), pathlib.Path(os.path.abspath(path))], set()
+    while waiting:
+        current = waiting.pop()
+        for each in (current, *current.parents):
+            if each in seen:
+                continue
+            seen.add(each)
+            yield each
+            with contextlib.suppress(OSError):  # no link
+                folder = os.path.realpath(each.parent)
+                waiting.append(pathlib.Path(os.path.normpath(os.path.join(folder, os.readlink(each)))))
 
 
 def is_usable(file: pathlib.Path) -> bool:

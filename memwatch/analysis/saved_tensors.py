@@ -127,7 +127,7 @@ def _in_hands_of_node(facts: Facts, packs: Columns, released: IntArray) -> tuple
     np.maximum.at(last, at, runs)
     place = np.minimum(np.searchsorted(nodes, packs["sequence"]), len(nodes) - 1)
     end = np.where(nodes[place] == packs["sequence"], last[place] + 1, NONE)
-    death = np.where(storage != NONE, allocations.death_event[storage], NONE)
+    death = np.append(allocations.death_event, NONE)[storage]  # -1 without a storage
     freed = np.where(death != NONE, facts.ops_at(death).astype(np.int64) + 1, np.iinfo(np.int64).max)
     taken_over = (released != NONE) & (released < end) & (storage != NONE)
     later = np.where(taken_over, np.maximum(released, np.minimum(end, freed)), released)

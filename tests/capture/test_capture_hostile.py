@@ -359,3 +359,19 @@ def test_a_name_of_megabytes_is_cut_and_a_note_says_so(good, tmp_path):
     longest = max(prof.capture.strings, key=len)
     assert len(longest) > 4096
     assert longest in load(tmp_path / "replay.memwatch").strings
+
+
+@pytest.mark.parametrize(
+    ("table", "change"), [("births", lambda values: values * 0 - 1), ("deaths", lambda values: values[::-1])]
+)
+def test_times_in_an_impossible_order_are_read_by_each_verb(table, change, good, tmp_path):
+    read = load(good)
+    columns = {
+        each: [np.array(read.tables[each][name]) for name in read.tables[each]] for each in INTEGER_TABLES
+    }
+    place = list(read.tables[table]).index("time_ns")
+    columns[table][place] = change(columns[table][place])
+    path = tmp_path / "x.memwatch"
+    save(Capture.from_columns(columns, list(read.strings), dict(read.meta), []), path)
+    for words in (["summary"], ["stats"], ["report", "-f"]):
+        assert main([*words, str(path)]) in (0, 1)

@@ -44,10 +44,21 @@ def by_a_link(cache):
     give_away(cache.parent)
 
 
+def by_links_through_a_shared_folder(cache):
+    """Have a link lead to a link in a folder of everybody, which leads to the user's files."""
+    shared, real = cache.parent.with_name("shared"), cache.parent.with_name("real")
+    cache.parent.rename(real)
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "link").symlink_to(real)
+    cache.parent.symlink_to(shared / "link")
+
+
 WRITABLE = {
     "the file": lambda cache: [path.chmod(0o777) for path in cache.iterdir()],
     "the folder": lambda cache: cache.chmod(0o777),
     "the folder above": lambda cache: cache.parent.chmod(0o777),
+    "a folder between links": by_links_through_a_shared_folder,
 }
 OF_ANOTHER = {
     "the file": lambda cache: [give_away(path) for path in cache.iterdir()],

@@ -147,7 +147,13 @@ class Split(NamedTuple):
     read_in_python: ReadInPython | None = None
 
 
-def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> Split:
+def micro_batches(
+    facts: Facts,
+    saved: SavedTensors,
+    timeline: Timeline,
+    window: range,
+    repetitions: Iterable[range] = (),
+) -> Split:
     """Return the change of the live bytes for some numbers of parts, also for a batch that should not be divided.
 
     Args:
@@ -155,6 +161,7 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         saved: the tensors that autograd saved.
         timeline: relates ops to events of the live curve.
         window: the ops that are simulated.
+        repetitions: the ops of iterations that repeat those of the window.
     """
     roles = facts.capture.tables["roles"]
     of_input = roles["role"] == _INPUT
@@ -171,6 +178,8 @@ def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window:
         for size in sizes[each]
     }
     is_of_part = _ops_of_parts(facts, range(max(window.start, first_op), window.stop))
+    for each in repetitions:
+        is_of_part[each.start : each.stop] = False
     passes = _passes(facts, timeline, range(max(window.start, first_op), window.stop), is_of_part)
     if not passes or batches in (set(), {0}):
         return Split([])

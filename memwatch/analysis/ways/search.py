@@ -515,7 +515,8 @@ class _Search:
         numbers = {each for each in changed_attributes(self._facts).values() if each not in state.attributes}
         if names := sorted({*numbers, *state.unread}):
             decision += words.EACH_PART.format(names=_as_text(names))
-        split = micro_batches(self._facts, self._saved, self._timeline, self._checkpointing.window)
+        window, repetitions = self._checkpointing.window, self._checkpointing.repetitions
+        split = micro_batches(self._facts, self._saved, self._timeline, window, repetitions)
         if split.refusal is not None:
             if self._would_matter(split):
                 self.split_left_out = words.split_refused(

@@ -83,6 +83,7 @@ def _strips_in_use(places: NDArray[np.int64], moved: NDArray[np.int64]) -> int:
     """Return the smallest number of strips of an axis that have `_MOST_BYTES_RATIO` of the moved bytes."""
     if not len(places):
         return 0
+    places = np.maximum(places, 0)  # a damaged capture has events before its first
     strips = places * (_STRIPS - 1) // max(int(places[-1]), 1)
     largest_first = np.sort(np.bincount(strips, weights=moved, minlength=_STRIPS))[::-1].cumsum()
     return int(np.searchsorted(largest_first, _MOST_BYTES_RATIO * largest_first[-1])) + 1
