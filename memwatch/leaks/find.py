@@ -19,7 +19,7 @@ from memwatch.errors import MemwatchError, OptionError
 from memwatch.heap.classes import count_by_class, named_classes
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, is_tool_module
-from memwatch.heap.tensors import TypeFilter, type_dict
+from memwatch.heap.tensors import TypeFilter, is_node, quiet, type_dict
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
@@ -33,7 +33,9 @@ from memwatch.leaks.without_tensors import (
     are_registered,
     holder_of_largest_graph,
     holders_of_growing_graphs,
+    holders_of_kept_nodes,
     leak_of_graph,
+    leak_of_kept_nodes,
     leaks_of_hooks,
     next_hook_number,
 )
@@ -338,8 +340,12 @@ class _GrowthSearch:
         `total = total + loss`.
         """
         keeping = next((number for number, leak in enumerate(leaks) if leak.keeps_graph), None)
-        if keeping is None and not (self._holder_of_graph() and self._nodes_grow_on()):
-            return leaks
+        if keeping is None:
+            is_held = self._holders_of_kept_nodes() or self._holder_of_graph()
+            if not (is_held and self._nodes_grow_on()):
+                return leaks
+            if kept := self._leaks_of_kept_nodes(leaks):
+                return merge_and_sort([*leaks, *kept])
         survivor = self._holder_of_graph() if keeping is None else None
         if keeping is None and survivor is None:
             return leaks
@@ -395,6 +401,23 @@ class _GrowthSearch:
         alive, in_place = self.ledger.alive(0), self.ledger.in_place
         numbers = self._node_numbers[max(0, self._schedule.warmup - 1) :]
         return holders_of_growing_graphs(ends, alive, numbers, held=self._held(), in_place=in_place)
+
+    def _holders_of_kept_nodes(self) -> list[tuple[Survivor, int]]:
+        """Return the holders that keep autograd nodes of all calls themselves, each with the number of its nodes."""
+        with quiet():
+            nodes: list[Any] = [obj for obj in self.ledger.young() if is_node(obj)]
+        numbers = self._node_numbers[max(0, self._schedule.warmup - 1) :]
+        return holders_of_kept_nodes(nodes, numbers, held=self._held())
+
+    def _leaks_of_kept_nodes(self, leaks: Sequence[Leak]) -> list[Leak]:
+        """Return the leaks of holders that keep autograd nodes themselves, but for those that leaks name already."""
+        calls = len(self._node_numbers[max(0, self._schedule.warmup - 1) :]) - 1
+        found = [
+            leak_of_kept_nodes(survivor, max(1, nodes // calls), self._end_s)
+            for survivor, nodes in self._holders_of_kept_nodes()
+        ]
+        causes = {leak.cause for leak in leaks}
+        return [leak for leak in found if leak.cause not in causes]
 
     def _periods(self) -> list[range]:
         """Return the ranges of runs that must each add to a leak if no further calls are made.

@@ -265,7 +265,8 @@ class Leak(ShownAsText):
         return f"<Leak: {self.headline()}>"
 
     def __str__(self) -> str:
-        made = [self._made_at_line] * (self.kind is not LeakKind.HOOKS)
+        is_kept_node = self.kind is LeakKind.GRAPH and self.site is None
+        made = [self._made_at_line] * (self.kind is not LeakKind.HOOKS and not is_kept_node)
         if self.hook:
             made.append(words.HOOK_LINE.format(hook=self.hook))
         if self.kind is LeakKind.HOOKS and self.nbytes:

@@ -45,7 +45,7 @@ from memwatch.gc_pause import objects_since
 from memwatch.heap.classes import identities, is_a, without_identities
 from memwatch.heap.frames import FrameMark
 from memwatch.heap.paths import Step
-from memwatch.heap.tensors import is_tensor, quiet, storage_of
+from memwatch.heap.tensors import is_node, is_tensor, quiet, storage_of
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.cause import is_hook_number, is_registration, series_of
@@ -67,7 +67,9 @@ from memwatch.leaks.new_storages import (
 from memwatch.leaks.without_tensors import (
     are_registered,
     holders_of_growing_graphs,
+    holders_of_kept_nodes,
     leak_of_graph,
+    leak_of_kept_nodes,
     leaks_of_hooks,
     next_hook_number,
 )
@@ -392,6 +394,7 @@ class Rounds:
         unseen_nodes: the autograd nodes that each round added and that no found reference keeps; once the program has
             ended, 0 if they are gone.
         seldom: holders that keep graphs of early and late rounds, of too few to show growth, with their number.
+        keeping_nodes: the causes of the leaks of containers that keep autograd nodes themselves.
     """
 
     loop: Loop | None
@@ -419,6 +422,7 @@ class Rounds:
     calls: list[_Call] | None = None
     has_unseen: bool = False
     unseen_nodes: int = 0
+    keeping_nodes: set[str] = field(default_factory=set)
     seldom: list[tuple[Leak, int]] = field(default_factory=list)
     # the clock at the start of each round after the first; an array, as there may be millions of rounds
     _starts: array[int] = field(default_factory=lambda: array("q"))
@@ -533,11 +537,15 @@ class Rounds:
         """
         self.kept = [leak for leak in self.kept if not self._is_drained(leak)]
 
+    def forget_nodes(self) -> None:
+        """Forget the containers of autograd nodes, as the nodes are gone, but for those of variables of functions."""
+        self.leaks = [
+            leak for leak in self.leaks if leak.cause not in self.keeping_nodes or _is_of_call(leak)
+        ]
+
     def _is_drained(self, leak: Leak) -> bool:
         alive = [ref() is not None for ref in self.storages.get(leak.cause, [])]
-        owner = leak.edges[0].owner if leak.edges else None
-        is_of_call = owner is not None and owner.kind is VertexKind.FRAME
-        return self._has_moved(leak) or not (is_of_call or any(alive) or not alive)
+        return self._has_moved(leak) or not (_is_of_call(leak) or any(alive) or not alive)
 
     def _has_moved(self, leak: Leak) -> bool:
         """Return True for a window that was filling and has dropped its oldest tensor since."""
@@ -568,6 +576,12 @@ class Rounds:
         is_left = bool(hooks) and are_registered(range(self.hook_numbers[0], self.hook_numbers[-1]))
         self.leaks = hooks if is_left else []
         self.found, self.is_judged = [], True
+
+
+def _is_of_call(leak: Leak) -> bool:
+    """Return True if the path to a leak begins at a variable of a function."""
+    owner = leak.edges[0].owner if leak.edges else None
+    return owner is not None and owner.kind is VertexKind.FRAME
 
 
 def periods_of(measured: range) -> list[range]:
@@ -666,6 +680,8 @@ class ProgramGrowth:
             rounds.forget_drained()
             if rounds.kept or rounds.kept_a_while or not rounds.nodes or nodes < rounds.nodes[-1]:
                 rounds.unseen_nodes = 0
+            if rounds.nodes and nodes < rounds.nodes[-1]:
+                rounds.forget_nodes()
 
     def has_leak_of(self, leak: Leak, refs: Sequence[weakref.ref[torch.UntypedStorage]]) -> bool:
         """Return True if a search of rounds found a leak of the end, with the same cause or most of its storages.
@@ -966,7 +982,7 @@ class ProgramGrowth:
             rounds.seldom = [] if leaks else _seldom(keeping, measured, is_beside_named=bool(filling))
             rounds.kept += filling
         rounds.kept += self._larger_tensors(rounds)
-        leaks = self._with_growing_graphs(rounds, leaks)
+        leaks = self._with_kept_nodes(rounds, self._with_growing_graphs(rounds, leaks))
         rounds.unseen_nodes = 0 if leaks else _nodes_of_each(rounds)
         rounds.has_unseen = not leaks and (rounds.unseen_nodes > 0 or rounds.has_unseen)
         hooks = leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
@@ -1028,6 +1044,22 @@ class ProgramGrowth:
             own_nodes = leaks[0].graph_nodes - sum(leak.graph_nodes for leak in graphs)
             leaks[0] = replace(leaks[0], graph_nodes=max(0, own_nodes))
         return merge_and_sort([*leaks, *graphs])
+
+    def _with_kept_nodes(self, rounds: Rounds, leaks: list[Leak]) -> list[Leak]:
+        """Add the holders that keep autograd nodes of all rounds themselves, as a list of `ctx` objects does."""
+        rounds.keeping_nodes = set()
+        if not _nodes_of_each(rounds):
+            return leaks
+        with quiet():
+            nodes: list[Any] = [obj for obj in self._young() if is_node(obj)]
+        causes = {leak.cause for leak in leaks}
+        found = [
+            leak_of_kept_nodes(survivor, max(1, nodes_of_all // (rounds.number - 1)))
+            for survivor, nodes_of_all in holders_of_kept_nodes(nodes, rounds.next_nrs, old=rounds.old)
+        ]
+        found = [leak for leak in found if leak.cause not in causes]
+        rounds.keeping_nodes = {leak.cause for leak in found}
+        return merge_and_sort([*leaks, *found]) if found else leaks
 
 
 @contextmanager

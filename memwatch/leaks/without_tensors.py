@@ -11,6 +11,7 @@ from itertools import pairwise
 from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -18,6 +19,7 @@ from memwatch._torch.autograd import AccumulateGrad, sequence_nr_of
 from memwatch.added_at import lines_that_register, words_of
 from memwatch.device_names import CPU
 from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.names import type_name
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
@@ -25,12 +27,13 @@ from memwatch.heap.tensors import mro_of, quiet, storage_of, type_dict
 from memwatch.kinds.edges import EdgeKind, Vertex, VertexKind
 from memwatch.kinds.known_leaks import known_leak
 from memwatch.kinds.leaks import LeakKind, Remedy
-from memwatch.leaks.cause import cause_of, series_of
+from memwatch.leaks.cause import cause_of, entry_step, series_of
 from memwatch.leaks.diagnose import diagnose, nodes_of_graphs
-from memwatch.leaks.excuses import Exemptions, exempt_edges
+from memwatch.leaks.excuses import Case, Exemptions, are_old, excuse_for, exempt_edges
 from memwatch.leaks.groups import leak_of
-from memwatch.leaks.leak import Leak
-from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind, with_line_of_change
+from memwatch.leaks.known_causes import KnownCauses
+from memwatch.leaks.leak import Leak, Survivor
+from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind, empty_storage, with_line_of_change
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import advice, hook_holder_phrase, hook_phrase, path_lines
@@ -40,12 +43,10 @@ if TYPE_CHECKING:
     from types import CodeType
 
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
     from memwatch.heap.roots import Held
     from memwatch.kinds.edges import Edge
-    from memwatch.leaks.leak import Survivor
     from memwatch.leaks.new_storages import InPlaceChange, NewStorage
 
 # Hooks that each call registers and nobody removes: each further call runs all of them.
@@ -564,6 +565,72 @@ class NewNodes:
         return len(_reached([node], self._behind))
 
 
+# The containers that keep autograd nodes themselves, as `kept.append(ctx)` in the forward of a custom function.
+#
+# Backward frees what the nodes saved, and no tensor leads to them. gc lists a node that has a Python object, and shows
+# the references of a container to it. So a search that passes no tensor and no other node finds the container.
+
+
+def holders_of_kept_nodes(
+    nodes: list[Any],
+    numbers: Sequence[int],
+    *,
+    held: Sequence[Held] = (),
+    old: NDArray[np.int64] | None = None,
+) -> list[tuple[Survivor, int]]:
+    """Return the holders of autograd nodes of all rounds, each with the number of nodes that it keeps.
+
+    Args:
+        nodes: the living nodes that have a Python object; this empties the list, or it would look like a holder.
+        numbers: the number of the next autograd node at the end of each counted round.
+        held: objects that live on after the rounds: the function and its arguments.
+        old: identities of the objects from before the rounds; by default those out of gc's youngest generation.
+    """
+    made = [each for each in nodes if type(each) is not AccumulateGrad and sequence_nr_of(each) >= numbers[0]]
+    nodes.clear()
+    if not made:
+        return []
+    by_holder: dict[Hashable, list[tuple[Survivor, int]]] = {}
+    with Snapshot(made, list(held), old=old) as snapshot:
+        tensors = snapshot.positions(map(id, snapshot.instances(torch.Tensor)))
+        closed = snapshot.barriers().union(tensors)
+        tree = search(snapshot, snapshot.root_groups(), closed=closed)
+        inner = set(nodes_of_graphs(snapshot))
+        for at, node in enumerate(made):
+            way = tree.path(snapshot.position(node))
+            if not way or not inner.isdisjoint(way[:-1]):
+                continue
+            number = bisect_right(numbers, sequence_nr_of(node))
+            survivor = _survivor_of_node(snapshot, way, number)
+            if survivor is not None:
+                by_holder.setdefault(survivor.key, []).append((survivor, at))
+    found = []
+    for group in by_holder.values():
+        rounds = 0
+        for survivor, _ in group:
+            rounds |= 1 << survivor.storage.run
+        if _are_all(rounds, len(numbers)):
+            count = behind(made[at] for _, at in group)[1]
+            found.append((max((each for each, _ in group), key=lambda each: each.storage.run), count))
+    return found
+
+
+def _survivor_of_node(snapshot: Snapshot, way: list[int], run: int) -> Survivor | None:
+    """Return the explanation of a node by the path from a root, or None if that is excused."""
+    objects = [snapshot.objects[place] for place in way]
+    steps = steps_of(snapshot, way)
+    cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, way)])
+    case = Case(
+        objects, steps, cut, KnownCauses().slots, growth_counts=True, one_pass=False, is_one_more=False
+    )
+    if cut is None or excuse_for(case) is not None:
+        return None
+    # a node has no storage: this one is empty, and is there for the round and the device
+    storage = empty_storage(torch.UntypedStorage(0))
+    key = tuple(series_of(step.edge) for step in steps)
+    return Survivor(replace(storage, run=run), key, steps, cut, type_name(type(objects[-1])))
+
+
 def _are_all(rounds: int, count: int) -> bool:
     """Return True if the bits of all so many rounds are set but for the first round; two of them are too few."""
     wanted = (1 << count) - 2
@@ -597,3 +664,16 @@ def leak_of_graph(
         [replace(survivor, kind=LeakKind.GRAPH)], nodes * NODE_BYTES, nodes, per_call=per_call, end_s=end_s
     )
     return replace(leak, device=CPU, graph_nodes=nodes, every=every)
+
+
+def leak_of_kept_nodes(survivor: Survivor, nodes: int, end_s: float | None = None, *, every: int = 1) -> Leak:
+    """Return the leak of a container that keeps autograd nodes themselves.
+
+    Args:
+        survivor: one of the nodes.
+        nodes: autograd nodes that a call adds.
+        end_s: clock at the end of the last call, in seconds; by default now.
+        every: 1 if each call adds them, and n if only every n-th call does.
+    """
+    leak = leak_of([survivor], nodes * NODE_BYTES, nodes, per_call=True, end_s=end_s)
+    return replace(leak, kind=LeakKind.GRAPH, device=CPU, graph_nodes=nodes, every=every)
