@@ -574,6 +574,23 @@ def test_a_product_with_one_query_for_each_sample_combines_no_samples(product, i
         _assert_lines_give_the_peak(model, loss_of, x)
 
 
+@pytest.mark.parametrize(
+    ("positions", "is_offered"),
+    [(lambda given: torch.arange(len(given)), True), (lambda given: given, False)],
+    ids=["positions", "data"],
+)
+def test_distances_between_positions_combine_no_samples_though_there_are_as_many(positions, is_offered):
+    """As in T5: the tokens of a sequence are a multiple of the samples. Distances between data may mix samples."""
+    model, x, given = _chain(), torch.randn(_BATCH, 2 * _BATCH, _WIDTH), torch.rand(2 * _BATCH)
+
+    def loss_of(x, given):
+        z, places = model(x), positions(given)
+        scores = z @ z.mT - (places[None] - places[:, None]).abs()
+        return (scores.softmax(-1) @ z).square().mean()
+
+    assert _is_split(model, loss_of, x, given) == is_offered
+
+
 class _Layers(nn.Module):
     def __init__(self):
         super().__init__()

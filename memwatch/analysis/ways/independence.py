@@ -117,6 +117,14 @@ _WITHOUT_VALUES: Final = frozenset((
 ))  # fmt: skip
 """Ops whose result does not depend on the values of their argument."""
 
+_CONSTANTS: Final = frozenset((
+    "arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor", "tril_indices", "triu_indices", "zeros",
+))  # fmt: skip
+"""Ops that make values from nothing but numbers of the program, such as the positions of tokens."""
+_RANDOM: Final = frozenset((
+    "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "random", "uniform",
+))  # fmt: skip
+"""Ops that draw numbers, also over constants: a program may make its data so."""
 _PLACING: Final = (
     "gather", "index", "narrow", "renorm", "scatter", "select", "slice", "split", "squeeze", "unsqueeze",
 )  # fmt: skip
@@ -461,6 +469,7 @@ class BatchMeans:
         self._picks = _Picks(batch, dimensions, self._is_mask)
         self._orders = _Orders(dimensions, self._has_rows, self._is_integer)
         self._numbers = _Numbers(facts)
+        self._constants: set[int] = set()  # values that are the same for any data
         self._whole: set[int] = set()  # values of data of the whole batch, also those from before the forward
         self.read_by = NONE
         self.has_other_terms = False
@@ -575,11 +584,21 @@ class BatchMeans:
         reordered_by = self._orders.mixing_op(op, base, given, changed, ())
         if not self._has_begun:
             self._prepared_orders.add(op)
+        is_constant = bool(given) and self._constants.issuperset(given) and base not in _RANDOM
+        if base in _CONSTANTS or is_constant:
+            self._constants.update(changed)
+        else:
+            self._constants.difference_update(changed)
         if base in _PLACED_BY_INTEGERS:
             given = given[:1] + [
                 each for each in given[1:] if each not in self._counts or not self._is_integer(each)
             ]
-        with_rows = [each for each in given if each not in self._counts and self._has_rows(each)]
+        # Positions have a row for each sample only by chance, where a sequence has as many tokens as a batch samples.
+        with_rows = [
+            each
+            for each in given
+            if each not in self._counts and each not in self._constants and self._has_rows(each)
+        ]
         is_count = not self._counts.isdisjoint(given)
         is_reduced = reordered_by != NONE or self._combines_data(op, base, given, changed, with_rows)
         if is_reduced or not self._whole.isdisjoint(given):
