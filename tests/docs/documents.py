@@ -30,6 +30,11 @@ import sys
 del sys.argv[0]
 exec(compile(pathlib.Path(sys.argv[0]).read_text(), pathlib.Path(sys.argv[0]).absolute(), "exec"))
 """,
+    "pytest": """
+import sys
+import pytest
+sys.exit(pytest.main([*sys.argv[1:], "-p", "no:cacheprovider"]))
+""",
 }
 """The code that runs a command in a forked process."""
 
