@@ -268,9 +268,8 @@ def _merged(leaks: Sequence[Leak], outer: Leak | None = None) -> Leak:
     if outer is not None:  # each of these containers outlives some additions: its entries may need a cut, too
         inner = (leak.container or leak.holder for leak in leaks if leak is not outer)
         first = replace(first, also=tuple(dict.fromkeys([*first.also, *inner])))
-    elif (
-        first.kind is LeakKind.RETAINED
-    ):  # the lists of one dictionary have one cause, and the path names one of them
+    elif first.kind is LeakKind.RETAINED:
+        # the lists of one dictionary have one cause, and the path names one of them
         by_size = sorted(leaks, key=lambda leak: -leak.nbytes)
         beside = (leak.container for leak in by_size if leak.container not in ("", first.container))
         first = replace(first, also=tuple(dict.fromkeys([*first.also, *beside])))
