@@ -78,10 +78,7 @@ class SavingModules:
         self._can_be_block[[*changed_arguments(facts), *unrepeatable]] = False
         # It would also add to the list, or change the attribute, a second time. So would the modules around it.
         for module in (*grown_lists(facts), *changed_attributes(facts)):
-            number = module
-            while number != NONE:
-                self._can_be_block[number] = False
-                number = tree.parents[number]
+            self._can_be_block[list(tree.with_ancestors(module))] = False
         # a wrapper and its only child have one name, which means the wrapper
         self._can_be_block[list(tree.wrapped)] = False
         self._first_call = np.full(len(tree.names), LAST, dtype=np.int64)
@@ -707,15 +704,13 @@ class Checkpointing:
 
         Their second forward would have no dropout, for example. A module counts if a module within it has changed.
         """
-        changes, parents = self._facts.capture.tables["mode_changes"], self._facts.places.module_tree.parents
+        changes, tree = self._facts.capture.tables["mode_changes"], self._facts.places.module_tree
         found: set[int] = set()
         for changed in np.unique(changes["module"]).tolist():
             ops = changes["op"][changes["module"] == changed]
-            module = changed
-            while module != NONE:
+            for module in tree.with_ancestors(changed):
                 if module not in found and any(map(partial(_changes_between, ops), self._runs_of(module))):
                     found.add(module)
-                module = parents[module]
         return found
 
     def _runs_of(self, module: int) -> Iterator[tuple[int, int]]:
@@ -790,16 +785,14 @@ class Checkpointing:
 
     def _buffers_of_modules(self) -> dict[int, set[int]]:
         """Return the storages of each module's buffers, those of its children included."""
-        roles, parents = self._facts.capture.tables["roles"], self._facts.places.module_tree.parents
+        roles, tree = self._facts.capture.tables["roles"], self._facts.places.module_tree
         of_buffer = roles["role"] == _BUFFER
         found: dict[int, set[int]] = {}
         for storage, owner in zip(
             roles["storage"][of_buffer].tolist(), roles["module"][of_buffer].tolist(), strict=True
         ):
-            module = owner
-            while module != NONE:
+            for module in tree.with_ancestors(owner):
                 found.setdefault(module, set()).add(storage)
-                module = parents[module]
         return found
 
     def _is_of_call(self, packs: IntArray, start_op: int, end_op: int) -> NDArray[np.bool_]:

@@ -278,13 +278,9 @@ def in_single_precision(facts: Facts, timeline: Timeline) -> ChangedModules | No
     rows = np.flatnonzero((allocations.storage != NONE) & allocations.counted)
     rows = rows[is_double[allocations.storage[rows]]]
     of_state = np.isin(roles["role"], _STATE) & is_double[roles["storage"]]
-    parents = facts.places.module_tree.parents
-    roots = set()
-    for module in np.unique(roles["module"][of_state]).tolist():
-        root = module
-        while parents[root] != NONE:
-            root = parents[root]
-        roots.add(root)
+    tree = facts.places.module_tree
+    owners = np.unique(roles["module"][of_state & (roles["module"] != NONE)]).tolist()
+    roots = {list(tree.with_ancestors(module))[-1] for module in owners}
     if not roots:
         return None
     inputs = np.unique(roles["storage"][roles["role"] == _INPUT])

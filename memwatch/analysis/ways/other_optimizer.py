@@ -150,21 +150,15 @@ def _models_of_parameters(facts: Facts) -> dict[int, int]:
 
     A part that it does not call belongs to the outermost module with no called module around or in it.
     """
-    roles, parents = facts.capture.tables["roles"], facts.places.module_tree.parents
+    roles, tree = facts.capture.tables["roles"], facts.places.module_tree
     called = set(facts.capture.tables["calls"]["module"].tolist())
-    has_called_part: set[int] = set()
-    for module in called:
-        above = parents[module]
-        while above != NONE:
-            has_called_part.add(above)
-            above = parents[above]
+    has_called_part = {above for module in called for above in tree.with_ancestors(tree.parents[module])}
     found = {}
     for module in np.unique(roles["module"][roles["role"] == _PARAMETER]).tolist():
-        model, above = module, module
-        while above != NONE:
+        model = module
+        for above in tree.with_ancestors(module):
             if above in called or above not in has_called_part:
                 model = above
-            above = parents[above]
         found[module] = model
     found.pop(NONE, None)
     return found

@@ -228,13 +228,15 @@ class _Search:
     def _are_in_first_model(self, modules: Iterable[int]) -> bool:
         """Return True if some modules are the first model with an optimizer, or are in it. True without a step."""
         first = self._first_model
-        return first == NONE or all(first in self._with_ancestors(module) for module in modules)
+        return first == NONE or all(first in self._tree.with_ancestors(module) for module in modules)
 
     @cached_property
     def _first_model(self) -> int:
         """The first outermost called module with a parameter that an optimizer updates; -1 if no step was recorded."""
         calls = self._facts.capture.tables["calls"]
-        models = {module for stepped in self._stepped_modules for module in self._with_ancestors(stepped)}
+        models = {
+            module for stepped in self._stepped_modules for module in self._tree.with_ancestors(stepped)
+        }
         is_of_model = (calls["depth"] == 0) & np.isin(calls["module"], list(models))
         # `fit` skips a call without a graph
         saved_op = np.sort(self._saved.saved_op)
@@ -699,12 +701,7 @@ class _Search:
 
     def _are_around(self, modules: Collection[int], inner: Collection[int]) -> bool:
         """Return True if one of `modules` also is in `inner`, or holds a module of `inner`."""
-        return any(each in modules for module in inner for each in self._with_ancestors(module))
-
-    def _with_ancestors(self, module: int) -> Iterator[int]:
-        while module != NONE:
-            yield module
-            module = self._tree.parents[module]
+        return any(each in modules for module in inner for each in self._tree.with_ancestors(module))
 
     def _have_former(self, modules: Iterable[int]) -> bool:
         """Return True if the program has replaced one of some modules: `get_submodule` does not find it."""
@@ -716,7 +713,7 @@ class _Search:
 
     def _place(self, module: int) -> tuple[int, str]:
         """Return the model that holds a module, and the module's name in it; "" is the model itself."""
-        *_, root = self._with_ancestors(module)
+        *_, root = self._tree.with_ancestors(module)
         if module == root:
             return root, ""
         return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")

@@ -28,8 +28,6 @@ from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIM
 from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
@@ -85,7 +83,13 @@ def unread_gradients(facts: Facts, saved: SavedTensors, timeline: Timeline) -> U
     modules = _outermost(facts, of_module)
     if not modules:
         return None
-    gradients = [each for module in of_module if _is_in(facts, module, modules) for each in of_module[module]]
+    tree = facts.places.module_tree
+    gradients = [
+        each
+        for module in of_module
+        if not set(modules).isdisjoint(tree.with_ancestors(module))
+        for each in of_module[module]
+    ]
     is_needless = backward.needless_ops(gradients)
     if not backward.ends_with(gradients, is_needless):
         return None
@@ -226,28 +230,19 @@ class _Backward:
         return np.array(found, dtype=np.int64)
 
 
-def _parents(facts: Facts, module: int) -> Iterator[int]:
-    while module != NONE:
-        yield module
-        module = facts.places.module_tree.parents[module]
-
-
 def _outermost(facts: Facts, of_module: dict[int, set[int]]) -> list[int]:
     """Return the outermost modules that have gradients, in them or in modules inside, none of which is read."""
+    tree = facts.places.module_tree
     with_read = {
-        above for module, unread in of_module.items() if not unread for above in _parents(facts, module)
+        above for module, unread in of_module.items() if not unread for above in tree.with_ancestors(module)
     }
     return sorted(
         {
-            [each for each in _parents(facts, module) if each not in with_read][-1]
+            [each for each in tree.with_ancestors(module) if each not in with_read][-1]
             for module, unread in of_module.items()
             if unread
         }
     )
-
-
-def _is_in(facts: Facts, module: int, modules: list[int]) -> bool:
-    return any(each in modules for each in _parents(facts, module))
 
 
 def _saved_bytes(
