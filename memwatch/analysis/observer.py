@@ -1,4 +1,7 @@
-"""What recording changed in the program's memory, and what it missed: other threads, and code outside ops."""
+"""Describe the effects of recording on the program's memory, and the memory that it missed.
+
+memwatch misses ops in other threads and in code outside ops.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HolderKey(NamedTuple):
-    """What identifies a holder for a reader. All items of a list in one variable have one key, for example.
+    """The identity of a holder for a reader. All items of a list in one variable have one key, for example.
 
     Attributes:
         kind: the kind of holder.
@@ -61,7 +61,7 @@ class Holder:
 
     @property
     def key(self) -> HolderKey:
-        """What identifies this holder for a reader."""
+        """The identity of this holder for a reader."""
         return HolderKey(self.kind, self.subject)
 
     @property

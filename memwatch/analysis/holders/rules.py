@@ -8,8 +8,8 @@ rule explains an allocation, its holder is "not seen": a placeholder that gives 
 
 Each rule is a function from a case to a holder, or to None if the rule does not apply. The first holder counts.
 `tests/truth/test_truth_rules.py` removes each rule and names the programs whose holder is then another one.
-`Holders` asks the rules for all allocations that are alive at one event. Two shortcuts serve large captures: roles name
-most holders at once, and allocations without any evidence are not asked about.
+`Holders` applies the rules to all allocations that are alive at one event. Two shortcuts serve large captures: roles
+name most holders at once, and allocations without any evidence get a placeholder without a search.
 """
 
 from __future__ import annotations

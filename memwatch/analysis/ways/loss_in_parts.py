@@ -84,7 +84,7 @@ def loss_in_parts(
 ) -> LossInParts | None:
     """Return the change with a loss in parts.
 
-    It is None if there is no such loss, if something else reads the logits of one of them, and in distributed jobs.
+    Return None if no loss gets logits from a linear layer, if another op reads the logits, or in a distributed job.
 
     Args:
         facts: what the recording shows.

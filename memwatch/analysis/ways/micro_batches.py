@@ -9,9 +9,9 @@ With n parts, the live bytes differ from the recording in four respects:
    the logits, dies when this function returns, unless autograd saved it.
 
 All bytes of a result stay if the program keeps it beyond the next pass, or reads it together with results of other
-passes. The parts together then keep as many bytes as the whole batch. What the program computes outside a pass stays as
-large too. An evaluation, for example, joins the outputs of all steps, or calls the model with a batch of its own. The
-metric of a single step scales with the batch: the function may compute it for each part.
+passes. The parts together then keep as many bytes as the whole batch. Results outside a pass stay as large too. An
+evaluation, for example, joins the outputs of all steps, or calls the model with a batch of its own. The metric of a
+single step scales with the batch: the function may compute it for each part.
 
 The batch size is the first dimension of the model's inputs. It must be the same for all inputs of the first call. For
 inputs of later calls it may be a multiple.
