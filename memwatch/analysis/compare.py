@@ -21,18 +21,16 @@ if TYPE_CHECKING:
     Site = tuple[str, str, str]
     """Category, module and site: the index of a row."""
 
-"""Categories whose names mean the same in both captures; of the others, op and function name the site."""
-
 
 @dataclass(frozen=True)
 class PeakMoment:
-    """The op at the peak, as far as an edit elsewhere leaves it as it is.
+    """The op at the peak. Two are equal if they differ only in the line, which moves when lines above it change.
 
     Attributes:
         op_name: its name.
         phase: its phase.
         function: the program's function that called it.
-        line: the line that called it, as `file:line`; it may move.
+        line: the line that called it, as `file:line`.
     """
 
     op_name: str
@@ -102,7 +100,7 @@ def peak_sites(tables: DerivedTables) -> PeakSites:
     """Return the sites of a capture's peak, for one device.
 
     A site is the name of a parameter, gradient or state. For other storages it is an op and the function that called
-    it. It is not a line, because an edit moves the lines below it, and all of them would seem to have changed.
+    it. A site is not a line: an edit moves all lines below it, and each of them would seem to have changed.
     """
     sites, lines = _by_site(tables)
     return PeakSites(tables.facts.device, tables.facts.curve.peak_bytes, sites, lines, _moment(tables))
@@ -164,7 +162,7 @@ def _by_site(tables: DerivedTables) -> tuple[pd.DataFrame, dict[Site, str]]:
     groups = peak["nbytes"].groupby(keys, sort=False)
     counted: pd.DataFrame = pd.concat({"bytes": groups.sum(), "count": groups.size()}, axis=1)
     by_line = peak["nbytes"].groupby([*keys, peak["line"]], sort=False).sum().sort_values(kind="stable")
-    # the largest is last
+    # of several lines of a site, the last one stays: it has the most bytes
     lines = {(category, module, name): line for category, module, name, line in by_line.index}
     return counted, lines
 
@@ -214,7 +212,7 @@ def _files_of(lines: Mapping[Site, str]) -> tuple[str, ...]:
 
 
 def _with_names(sites: pd.DataFrame, lines: Mapping[Site, str], renamed: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table with the index of `PeakSites.sites`, with other names of its files."""
+    """Return `PeakSites.sites` with the new names of files in its index."""
     if not renamed:
         return sites
     table: pd.DataFrame = sites.copy()

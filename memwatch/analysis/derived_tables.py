@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DerivedTables:
-    """The derived tables of the schema. A facade for readers: nothing that it is built from imports it.
+    """The derived tables of the schema, and the findings and ways.
 
     Args:
         capture: what was recorded.
@@ -117,7 +117,9 @@ class DerivedTables:
     @cached_property
     def findings(self) -> Findings:
         """The changes that would lower the peak."""
-        from memwatch.analysis.findings.search import Findings  # many rules, which a live view never asks
+        from memwatch.analysis.findings.search import (
+            Findings,
+        )  # many modules, which a live view does not need
 
         return Findings(self.facts, self._holders, self._saved_tensors)
 

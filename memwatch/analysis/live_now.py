@@ -115,7 +115,7 @@ class Iteration(NamedTuple):
         number: which one it is, from 0.
         duration_ns: how long it took.
         peak_bytes: most live bytes in it.
-        has_ended: whether it has; what has not is the stretch up to the last event.
+        has_ended: whether it has ended; otherwise its figures are those up to the last event.
     """
 
     number: int
@@ -125,12 +125,10 @@ class Iteration(NamedTuple):
 
 
 def latest_iterations(facts: Facts, count: int) -> list[Iteration]:
-    """Return the latest iterations, at most `count`, the earliest first.
+    """Return the latest iterations, at most `count`, the earliest first. The list is empty until the first has ended.
 
-    The result is empty until the first has ended.
-
-    They come from the table `steps` if the program or a schedule marks steps. Otherwise they end with optimizer
-    steps, with backwards, or with calls of the root module, as the glossary defines an iteration.
+    If a schedule or the program marks steps, the iterations are these steps. Otherwise they end with optimizer steps,
+    with backwards, or with calls of the root module, as the glossary defines an iteration.
     """
     if facts.capture.rows("step_curve"):
         steps = facts.steps

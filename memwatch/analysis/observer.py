@@ -1,4 +1,7 @@
-"""What recording changed in the program's memory, and what it missed: other threads, and code outside ops."""
+"""Describe the effects of recording on the program's memory, and the memory that it missed.
+
+memwatch misses ops in other threads and in code outside ops.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,9 @@ class ObserverEffect(NamedTuple):
 def observer_effects(facts: Facts) -> list[ObserverEffect]:
     """Return where observing a block may have changed its peak.
 
-    A Python number given to an op lies in a tensor of 8 bytes, which interception by Python keeps until the
-    op returns; the native recorder behind the key leaves it alone. A dispatch mode, besides, makes ATen avoid
-    in-place ops; a dispatch key does not.
+    If the program passes a Python number to an op, ATen wraps it in a tensor of 8 bytes. A recorder in Python keeps
+    this tensor until the op returns; the native recorder does not. A dispatch mode also makes ATen avoid in-place ops;
+    a dispatch key does not.
 
     Args:
         facts: what the capture shows.
@@ -59,7 +62,7 @@ def unrecorded(facts: Facts) -> ObserverEffect | None:
     """Return what only the allocator saw: memory made outside every recorded op, as by C++."""
     allocations = facts.allocations
     if facts.capture.lacks("ops"):
-        return None  # then no op was to be seen, and another note says so
+        return None  # no ops were recorded, which another note says
     unseen = (
         (allocations.origin == UNOBSERVED) & (allocations.op == NONE) & (allocations.nbytes > _NUMBER_BYTES)
     )
@@ -284,9 +287,9 @@ def unrecorded_code_ran(facts: Facts, allocation: int) -> bool:
 
 
 def unrecorded_code_ran_while_idle(facts: Facts, allocation: int) -> bool:
-    """Return True if such code ran before the first recorded use of an allocation, or after the last one.
+    """Return True if code whose ops are not recorded ran before an allocation's first recorded use or after its last.
 
-    It may have used the memory then.
+    The code may have used the memory.
     """
     allocations, ops = facts.allocations, facts.capture.tables["ops"]
     first, last = (int(bound[allocation]) for bound in facts.use_bounds)
@@ -298,7 +301,7 @@ def unrecorded_code_ran_while_idle(facts: Facts, allocation: int) -> bool:
 
 
 def _ran_within(facts: Facts, start_ns: int, end_ns: int) -> bool:
-    """Return True if another thread allocated, or a compiled call began, in a time which may have no end."""
+    """Return True if another thread allocated, or a compiled call began, between two times. `end_ns` may be none."""
     for times_ns in (facts.births_in_other_threads_ns, facts.capture.tables["compiled_calls"]["start_ns"]):
         first = int(np.searchsorted(times_ns, start_ns))
         if first < len(times_ns) and (end_ns == NONE or int(times_ns[first]) <= end_ns):
@@ -330,9 +333,10 @@ def _recorded_threads(facts: Facts) -> list[str]:
 
 
 def _unrecorded_threads(facts: Facts) -> list[str]:
-    """Describe the unrecorded threads.
+    """Describe the unrecorded threads: those that started in the block, and those from before it.
 
-    Threads from before the block have storages, or they may run the program's code.
+    Threads from before the block are mentioned if storages appeared that they may have made, or if they may run the
+    program's code.
     """
     meta, allocations = facts.capture.meta, facts.allocations
     started, before = int(meta.get("threads_unheard", 0)), int(meta.get("threads_before", 0))
@@ -360,12 +364,11 @@ def _unrecorded_threads(facts: Facts) -> list[str]:
 
 
 def _what_they_free(facts: Facts) -> str:
-    """Describe when memwatch notices the frees of an unrecorded thread late.
+    """Describe which frees by an unrecorded thread memwatch notices late; "" if none.
 
-    Frees of the block's storages are known at once.
-
-    The Python recorder notes them before the next op of the block's thread. Memory of a recorded thread has no known
-    storage, so such a block ends only with the next allocation at its address.
+    If the thread frees a storage of the block, the native recorder notices it at once, and the Python recorder before
+    the next op of the block's thread. Memory of another recorded thread has no known storage. If the thread frees that,
+    memwatch notices it only at the next allocation at this address.
     """
     at_peak = _at_peak_bytes(facts)
     if at_peak:

@@ -218,8 +218,8 @@ class DeviceReading:
     @property
     def _unfinished(self) -> str:
         is_empty = not len(self.capture.tables["ops"]["stack"]) and not self.peak_bytes
-        told = (_UNFINISHED, _NOTHING_FLUSHED if is_empty else "", last_seconds(self._tables.facts))
-        return " ".join(filter(None, told))
+        sentences = (_UNFINISHED, _NOTHING_FLUSHED if is_empty else "", last_seconds(self._tables.facts))
+        return " ".join(filter(None, sentences))
 
     def part(
         self,

@@ -35,8 +35,9 @@ class SavedTensors:
         line: the line that saved it.
         saved_op: number of ops started before it was saved.
         used_op: the op before which backward first read it, -1 if never.
-        released_op: the op before which autograd dropped it, and the node that took it over; -1 if never.
-        released_ns: the unix time of that, -1 if never.
+        released_op: the op before which autograd dropped it; -1 if never. If a node of compiled code took it over,
+            this is the op before which the node dropped it.
+        released_ns: the unix time at which this happened, -1 if never.
         of_region: whether it is an input that a checkpoint keeps to run its region again.
     """
 
@@ -110,7 +111,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
 
 
 def _in_hands_of_node(facts: Facts, packs: Columns, released: IntArray) -> tuple[IntArray, IntArray]:
-    """Return when autograd and the nodes dropped each saved tensor, in ops and unix time, -1 if never.
+    """Return when autograd, or a node that took it over, dropped each saved tensor: the op, and the unix time.
 
     When the backward of a compiled function begins, autograd hands its saved tensors over to the node. The node frees
     each after its last use. Until then it counts as saved.
@@ -145,7 +146,7 @@ class SavedTensorOutcome(Enum):
     NEEDED = "needed"
     """A backward reads or releases it later, or may still do so after the recording."""
     NEVER_READ = "never read"
-    """No backward reaches it, or none did for `_FEWEST_CROSSED` iterations, so that none will."""
+    """No backward reached it before it was released, or none did for `_FEWEST_CROSSED` iterations."""
     OUTLIVED = "outlived"
     """The last backward that reads it has run, and autograd still holds it."""
 
@@ -175,7 +176,7 @@ def backward_of_reads(in_backward: NDArray[np.bool_], op: IntArray) -> IntArray:
 
 
 class SavedTensorOutcomes:
-    """The outcome of every saved tensor, as seen while an op runs."""
+    """Decides for each saved tensor whether it is still needed while an op runs."""
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         tables = facts.capture.tables

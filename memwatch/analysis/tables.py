@@ -219,7 +219,7 @@ def storages(
 
 
 def _columns(facts: Facts, rows: IntArray | slice) -> dict[str, Callable[[], Any]]:
-    """Return what makes each column for some rows."""
+    """Return a function for each column, which computes it for some rows."""
     allocations = facts.allocations
     return {
         "nbytes": lambda: allocations.nbytes[rows],
@@ -345,14 +345,14 @@ def modules(facts: Facts, at_peak: pd.DataFrame, saved: SavedTensors) -> pd.Data
 
 
 def _saved_at_peak(facts: Facts, saved: SavedTensors) -> IntArray:
-    """Return the saved tensors that are held at the peak, the first of each storage: it counts once, and whole."""
+    """Return the first saved tensor of each storage that autograd holds at the peak. Each storage counts once."""
     held = np.flatnonzero(saved.held_at(facts.op_at_peak) & (saved.storage != NONE))
     _, first = np.unique(saved.storage[held], return_index=True)
     return held[first]
 
 
 def _sum_by_module(modules: IntArray, nbytes: IntArray, count: int) -> IntArray:
-    """Return the bytes of each module; -1 is none."""
+    """Return the bytes of each module. Bytes of no module (-1) are left out."""
     total = np.zeros(count + 1, dtype=np.int64)
     np.add.at(total, modules, nbytes)
     return total[:count]
@@ -375,23 +375,23 @@ def step_of(facts: Facts, ops: IntArray, start_ns: IntArray) -> IntArray:
 
 def steps(facts: Facts) -> pd.DataFrame:
     """Return the table `steps`: the stretches between the marks, the last one ending with the block."""
-    told, curve, starts_ns = facts.steps, facts.curve, facts.capture.tables["ops"]["start_ns"]
-    peak_op = np.full(len(told), NONE, dtype=np.int64)
-    for step in np.flatnonzero(told.recorded).tolist():
-        first, after = events_between(curve, int(told.start_ns[step]), int(told.end_ns[step]))
+    found, curve, starts_ns = facts.steps, facts.curve, facts.capture.tables["ops"]["start_ns"]
+    peak_op = np.full(len(found), NONE, dtype=np.int64)
+    for step in np.flatnonzero(found.recorded).tolist():
+        first, after = events_between(curve, int(found.start_ns[step]), int(found.end_ns[step]))
         peak_op[step] = facts.op_at(first + int(np.argmax(curve.live_bytes[first:after])))
     columns = {
-        "start_op": np.searchsorted(starts_ns, told.start_ns),
-        "end_op": np.searchsorted(starts_ns, told.end_ns),
-        "start_ns": facts.since_start(told.start_ns),
-        "duration_ns": told.end_ns - told.start_ns,
-        "peak_bytes": told.peak_bytes,
+        "start_op": np.searchsorted(starts_ns, found.start_ns),
+        "end_op": np.searchsorted(starts_ns, found.end_ns),
+        "start_ns": facts.since_start(found.start_ns),
+        "duration_ns": found.end_ns - found.start_ns,
+        "peak_bytes": found.peak_bytes,
         "peak_op": peak_op,
-        "floor_bytes": told.floor_bytes,
-        "end_live_bytes": told.end_live_bytes,
-        "recorded": told.recorded,
+        "floor_bytes": found.floor_bytes,
+        "end_live_bytes": found.end_live_bytes,
+        "recorded": found.recorded,
     }
-    return table("steps", columns, index=pd.RangeIndex(len(told), name="step"))
+    return table("steps", columns, index=pd.RangeIndex(len(found), name="step"))
 
 
 def ways(found: list[Way]) -> pd.DataFrame:

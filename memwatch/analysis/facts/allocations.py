@@ -103,14 +103,15 @@ def unify_storages(capture: Capture, canonical: IntArray) -> Capture:
     """Return the capture with every storage replaced by its canonical one in all tables but `births`."""
     if np.array_equal(canonical, np.arange(len(canonical))):
         return capture
-    with_none = np.append(canonical, canonical.dtype.type(NONE))  # at -1, "there is none", is that
+    with_none = np.append(canonical, canonical.dtype.type(NONE))  # the last entry maps "none" (-1) to itself
     tables = {name: Mapped(capture.tables[name], "storage", with_none.__getitem__) for name in _TABLES}
     return replace(capture, tables={**capture.tables, **tables})
 
 
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE, UNRECORDED = len(ORIGINS), len(ORIGINS) + 1
-"""Origins that are not recorded but follow: within one op, and in a step that was not recorded."""
+"""Origins that this module finds, beside the recorded ones: memory that an op allocates and frees, and memory from a
+step whose ops were not recorded."""
 _NUMBER_BYTES: Final = 16
 """Bytes of a complex number, the largest number that ATen wraps."""
 _DTYPES: Final[dict[str, Any]] = {
@@ -119,7 +120,7 @@ _DTYPES: Final[dict[str, Any]] = {
 }
 """Types of the columns of numbers. With wider types, half of an allocation's bytes would be zeros."""
 _NAMES: Final = ("device", "thread")
-"""Ids of texts that mostly came first, so that they are small."""
+"""Columns of string ids. These texts were among the first, so the ids mostly fit into 16 bits."""
 _CLOCKS_APART_NS: Final = 1_000
 """The clock of ops and that of kineto's events differ by a fraction of a microsecond; C++ stamps both with one."""
 _OF_BIRTHS: Final = ("op", "time_ns", "address", "nbytes", "device", "origin")
@@ -190,14 +191,14 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     names = [int(part[name].max(initial=NONE)) for part in parts for name in _NAMES]
     narrow = np.int16 if max(names) <= np.iinfo(np.int16).max else np.int32
     columns: dict[str, Any] = {}
-    for name in list(storages):  # one after the other, and the parts go: a long run has millions
+    for name in list(storages):  # free each part as soon as it is joined: a long run has millions of rows
         dtype = narrow if name in _NAMES else _DTYPES.get(name, storages[name].dtype)
         columns[name] = np.concatenate([storages.pop(name), unnamed.pop(name)], dtype=dtype, casting="unsafe")
     return capture, Allocations(named, **columns, birth_event=none, death_event=none)
 
 
 def _matched(capture: Capture) -> tuple[Capture, int, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the capture, how many storages it numbers, and the columns of these and of the other blocks."""
+    """Return the capture, the number of its storages, and the columns of the storages and of the other blocks."""
     recorded = capture.tables["births"]
     order = np.argsort(recorded["storage"], kind="stable").astype(np.int32)
     births: dict[str, IntArray] = {name: recorded[name][order] for name in _OF_BIRTHS}
@@ -371,10 +372,10 @@ def _op_at(ops: Columns, time_ns: IntArray) -> IntArray:
 def _place_workspace(
     ops: Columns, blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray, *, slack_ns: int
 ) -> tuple[IntArray, IntArray]:
-    """Mark each unnamed block as workspace of the op that frees it: the op that was running, or else the next.
+    """Mark an unnamed block as workspace if the op in which it was made frees it, or if the next op does.
 
-    ATen wraps a Python number in a tensor of 8 or 16 bytes just before the call that takes it, so such a block may be
-    made between two ops. The clocks of ops and of allocator events also differ by a fraction of a microsecond.
+    The second case needs a reason. ATen wraps a Python number in a tensor of 8 or 16 bytes just before the call that
+    takes the number. And the clocks of ops and of allocator events differ by a fraction of a microsecond.
 
     Returns:
         The op of each block, -1 if none, and its origin.
@@ -389,8 +390,9 @@ def _place_workspace(
     within = freed & (op != NONE) & (death <= bounds[row + 1])
     is_made_between = (op == NONE) | (ops["end_ns"][np.maximum(row, 0)] - birth < slack_ns)
     for_next = freed & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])
-    for_next &= is_made_between  # else the op kept it, as a collective does until its work is done
-    # else code without ops made it
+    # Leave out blocks that were made in the middle of an op: the op keeps them, as a collective does until it is done.
+    for_next &= is_made_between
+    # Leave out larger blocks that were made long before the next op: other code made them.
     for_next &= (nbytes <= _NUMBER_BYTES) | (bounds[row + 1] - birth < slack_ns)
     op = np.where(for_next, ops["op"][np.minimum(row + 1, last)], op)
     return op, np.where(within | for_next, WORKSPACE, origin)

@@ -1,10 +1,10 @@
 """Blocks: every stretch of memory that the allocator handed out, from allocation to free.
 
-The allocator's events are paired by address. On the host, a free without its allocation is dropped. c10 remembers the
-size of a block until it sees the block's free. If c10 did not see the allocation, it frees the block with the size of
-an older block at that address. The allocator of an accelerator knows its blocks, so such a free belongs to a block
-that existed at entry. If an address is allocated while its block is still alive, the log missed the free, and the
-older block ends at this event.
+The allocator's events are paired by address. Two kinds of events have no partner:
+
+- A free without an allocation. On an accelerator, the block existed at entry. On the host, the free is dropped, because
+  its size may be wrong: c10 looks the size up by address, and may find that of an older block whose free it missed.
+- An allocation at an address whose block is still alive. The log missed the free, and the older block ends here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def pair_events(capture: Capture) -> Blocks:
     before, after = _neighbours(events["device"], events["address"])
     nbytes = events["nbytes"]
     is_birth = nbytes > 0
-    freed_unborn = (nbytes < 0) & np.isin(events["device"], list(_with_books(capture)))
+    freed_unborn = (nbytes < 0) & np.isin(events["device"], list(_devices_with_entry_bytes(capture)))
     freed_unborn &= ~np.append(is_birth, False)[before]
     birth = np.flatnonzero(is_birth | freed_unborn).astype(np.int32)
     at_entry = freed_unborn[birth]
@@ -96,16 +96,17 @@ def _numbered(known: IntArray, values: IntArray) -> NDArray[np.int64]:
 
 
 def _sort_within(groups: NDArray[np.int64]) -> None:
-    """Turn numbers of groups, row by row, into sorted numbers `group * rows + row`, in place.
+    """Replace the group of each row by `group * rows + row`, and sort these numbers in place.
 
-    A sort that gives an order beside it needs several times the memory, and a long run has millions of events.
+    A number gives both its group and its row. `argsort` would need several times the memory, and a long run has
+    millions of events.
     """
     groups *= len(groups)
     groups += np.arange(len(groups), dtype=np.int32)
     groups.sort()
 
 
-def _with_books(capture: Capture) -> set[int]:
+def _devices_with_entry_bytes(capture: Capture) -> set[int]:
     """Return string ids of the devices whose allocator reported its bytes in use at entry."""
     known = capture.meta.get("entry_allocated_bytes", {})
     if not known:
@@ -165,9 +166,9 @@ def deaths_seen(capture: Capture, storages: int) -> IntArray:
 
 
 def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArray) -> IntArray:
-    """Return the block of each storage; -1 if all earlier storages on the block were dead when it was first seen.
+    """Return the block of each storage; -1 if it was first seen after all earlier storages on the block had died.
 
-    Such a storage lies in memory that an unobserved thread allocated at the same address.
+    Such a storage is not in the block: an unobserved thread has allocated other memory at the same address.
 
     Args:
         block_of: the block at the address of each storage, -1 if there is none, shape (storages,).
@@ -196,8 +197,8 @@ def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArra
 def last_deaths(capture: Capture, births: Columns, canonical: IntArray, died_ns: IntArray) -> IntArray:
     """Return, per storage, the last death among the storages on the same memory; `LIVES` if one of them lives.
 
-    If backward made a storage, the recorder may watch its first tensor only, and then its death is not recorded. Such
-    a storage does not count if the recorder numbered the same memory again.
+    If a backward made a storage, the recorder may miss its death, because it may watch only the first tensor. If the
+    recorder numbered the same memory again, such a storage does not count.
 
     Args:
         capture: the recorded tables.

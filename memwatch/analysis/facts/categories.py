@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 _FUNCTIONAL: Final = ("_c10d_functional.", "c10d_functional.", "_dtensor.")
-"""Beginnings of the names of collectives that leave their arguments unchanged and return new memory."""
+"""Prefixes of the names of collectives that leave their arguments unchanged and return new memory."""
 _COLLECTIVES: Final = ("c10d.", *_FUNCTIONAL)
-"""Beginnings of the names of the ops that processes communicate with."""
+"""Prefixes of the names of the ops by which processes communicate."""
 _RECEIVES: Final = ("c10d.recv_",)
 _SENDS: Final = ("c10d.send",)
 _UNDEFINED: Final = ("aten.empty", "aten.new_empty")
-"""Beginnings of the names of ops that make memory with undefined content."""
+"""Prefixes of the names of ops that make memory with undefined content."""
 COMMUNICATION: Final = ("communication", "unsharded parameter")
 """Categories of memory that collectives need."""
 
@@ -60,11 +60,11 @@ def collective_ops(capture: Capture) -> NDArray[np.bool_]:
     return _named(capture, _COLLECTIVES)
 
 
-def _named(capture: Capture, beginnings: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return, per op, whether its name begins with one of some texts."""
+def _named(capture: Capture, prefixes: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return, per op, whether its name begins with one of some prefixes."""
     names = capture.tables["ops"]["name"]
     known, of_op = np.unique(names, return_inverse=True)
-    is_named = np.array([text.startswith(beginnings) for text in capture.text(known)], dtype=bool)
+    is_named = np.array([text.startswith(prefixes) for text in capture.text(known)], dtype=bool)
     found: NDArray[np.bool_] = is_named[of_op] if len(known) else np.zeros(0, dtype=bool)
     return found
 
@@ -140,7 +140,7 @@ def like_state(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
     all_kept = np.bincount(stacks[others] + 1, minlength=size)
     of_state = np.bincount(stacks[others & is_state] + 1, minlength=size)
     mostly = 2 * of_state > all_kept
-    mostly[0] = False  # whose calls are not known
+    mostly[0] = False  # the entry of allocations without a known call stack
     like: NDArray[np.bool_] = found & mostly[stacks + 1] & ~is_state
     return like
 
@@ -152,7 +152,7 @@ _FEWEST_ENDS: Final = 2
 
 
 def idle_inputs(capture: Capture, allocations: Allocations, kept: KeptAcross) -> NDArray[np.bool_]:
-    """Return which inputs lie idle for an iteration after a use, as most inputs that the same calls made do.
+    """Return which inputs are idle for a whole iteration after a use, or come from a line most of whose inputs are.
 
     Args:
         capture: the recorded tables.
@@ -242,7 +242,10 @@ class DerivedInputs:
         self._is_derived: dict[int, bool] = dict.fromkeys(owned.tolist(), True)
 
     def __contains__(self, storage: int) -> bool:
-        """Return True for a storage that a module's op made or wrote, or that an op made from such a storage."""
+        """Return True if a storage is a parameter or buffer, if a module's op made it, or if ops made it from these.
+
+        Ops outside modules that only wrote into it count too.
+        """
         waiting, met = [storage], set()
         while waiting:
             one = waiting.pop()
@@ -302,7 +305,7 @@ _COMPUTED_AGAIN_BY_HAND: Final = (
 
 
 class Categories(NamedTuple):
-    """Per allocation: its category, the rule that assigned it, its role, and the name and module that this gives."""
+    """Per allocation: its category, the rule that decided it, its role, and the name and the module of the role."""
 
     category: Coded
     rule: Coded
@@ -312,7 +315,7 @@ class Categories(NamedTuple):
 
 
 class _Assigned(NamedTuple):
-    """The category of all allocations of one kind; the fields have the names of the fields of `Categories`."""
+    """One kind of allocations: the values that they share, with the fields of `Categories`."""
 
     category: str
     rule: str
@@ -324,8 +327,8 @@ class _Assigned(NamedTuple):
 class Categoriser:
     """Decides the category of every allocation at an event.
 
-    A search for findings asks for hundreds of events. Between two of them only storages with a role that is over, or
-    may be, differ. So the categories without such storages are decided once.
+    A search for findings needs the categories at hundreds of events. They differ only for storages whose role has
+    ended by the event, or may have ended. So the other categories are decided once, in the constructor.
 
     Args:
         capture: the recorded tables.
@@ -378,7 +381,7 @@ class Categoriser:
         outlived: dict[int, tuple[str, str]],
         past: dict[tuple[int, str], PastRole],
     ) -> None:
-        """Enter the numbers of the kinds of some allocations."""
+        """Decide the kinds of some allocations, and write their numbers into `number_of_kind`."""
         allocations = self._allocations
         columns = (allocations.storage, allocations.origin, allocations.op, self._codes)
         of_rows = zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True)
@@ -402,16 +405,34 @@ class Categoriser:
 def _coded(kinds: list[_Assigned], of_kind: IntArray) -> Categories:
     """Return the categories of allocations by the number of their kind."""
     columns = zip(*kinds, strict=True) if kinds else ((),) * len(Categories._fields)
-    values = [np.array([*column, None], dtype=object)[:-1] for column in columns]  # texts are no arrays
+    # the None at the end makes numpy build a one-dimensional array of objects
+    values = [np.array([*column, None], dtype=object)[:-1] for column in columns]
     return Categories(*(Coded(column, of_kind) for column in values))
 
 
 class _Traits(NamedTuple):
-    """The facts that decide the category of an allocation without a role. All fields except `origin` are 0 or 1."""
+    """The facts that decide the category of an allocation without a role. All fields except `origin` are 0 or 1.
+
+    Attributes:
+        origin: its origin in `Allocations`.
+        has_op: an op made it.
+        is_seen: a tensor was seen on it.
+        is_of_data: `torch.tensor` or `torch.load` made it from data.
+        needed: as in `KeptAcross`, like the next three.
+        by_itself: as in `KeptAcross`.
+        like_others: as in `KeptAcross`.
+        lasting: as in `KeptAcross`.
+        is_told: the program has a sign of iterations; otherwise the passes of its loop count as iterations.
+        is_saved: autograd saved it.
+        crosses: an op of forward made it, and an op of backward reads it.
+        by_collective: a collective made it.
+        received: a collective, or a receive, wrote into it.
+        communicated: a collective works on it in a backward.
+    """
 
     origin: int
     has_op: int
-    is_seen: int  # by a tensor
+    is_seen: int
     is_of_data: int
     needed: int
     by_itself: int
@@ -426,7 +447,7 @@ class _Traits(NamedTuple):
 
     @classmethod
     def of_code(cls, code: int) -> _Traits:
-        """Return the traits that a number encodes; the first has more than two values."""
+        """Return the traits that a number encodes: one bit for each flag, and `origin` in the bits above them."""
         flags = len(cls._fields) - 1
         return cls(code >> flags, *(code >> flag & 1 for flag in reversed(range(flags))))
 
@@ -471,7 +492,7 @@ def _by_itself(traits: _Traits, outlived: tuple[str, str] | None) -> tuple[str, 
 
     Args:
         traits: the known facts about it.
-        outlived: category and rule of an allocation that outlives its role.
+        outlived: category and rule if it had a role that is over; else None.
     """
     category, rule = _without_role(traits)
     if category in ("temporary", "input", "held") and traits.is_seen:
@@ -512,14 +533,16 @@ def _by_role(role: str, unsure: PastRole | None, *, is_state: bool, is_idle: boo
 def _outlived_roles(
     capture: Capture, allocations: Allocations, kept: KeptAcross, past: dict[tuple[int, str], PastRole]
 ) -> dict[int, tuple[str, str]]:
-    """Return category and rule of the storages that live on after a role: they are held if into another iteration."""
+    """Return category and rule of the storages that outlive a role: "held" if they live into another iteration."""
     if not past:
         return {}
     starts_ns, names = capture.tables["ops"]["start_ns"], capture.tables["roles"]["name"]
     rows, found = allocations.rows_of([storage for storage, _ in past]), {}
     death_ns = dict(zip(allocations.storage[rows].tolist(), allocations.death_ns[rows].tolist(), strict=True))
     for (storage, name), role in past.items():
-        if not role.is_over or name == "selective checkpoint":  # its region has taken it over
+        if (
+            not role.is_over or name == "selective checkpoint"
+        ):  # the checkpointed region keeps the storage then
             continue
         end_ns = starts_ns[role.end_op] if role.end_op < len(starts_ns) else np.iinfo(np.int64).max
         ends_ns, dies_ns = kept.ends_ns[kept.ends_ns > end_ns], death_ns[storage]
@@ -565,7 +588,7 @@ def _of_one_iteration(traits: _Traits) -> tuple[str, str]:
 
 
 def _recompute_rules(capture: Capture) -> dict[int, str]:
-    """Return, per op that ran again in backward, how that is known: by torch's checkpoint, or inferred."""
+    """Return, per op that ran again in backward, the rule: torch's checkpoint ran it, or memwatch inferred it."""
     found = Recomputes(capture)
     again = np.flatnonzero(found.is_recompute)
     rules = np.where(found.run_of_op[again] != NONE, _COMPUTED_AGAIN, _COMPUTED_AGAIN_BY_HAND)

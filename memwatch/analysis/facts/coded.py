@@ -21,8 +21,8 @@ class Coded(Sequence[Any]):
 
     Args:
         values: the texts or numbers.
-        codes: for each row the position of its value. -1 is the last position, so a column with rows without a value
-            has "" there (`with_empty_end`).
+        codes: for each row the position of its value. A row without a value has -1, the last position. Such a column
+            has "" at the end of its values (`with_empty_end`).
     """
 
     __slots__ = ("codes", "values")

@@ -58,7 +58,7 @@ def _rows(columns: Columns, chosen: NDArray[np.bool_]) -> Columns:
 
 
 def _narrowed(columns: Columns, numbers: Mapping[str, IntArray]) -> Columns:
-    """Return the rows whose numbers are among these or -1, with their positions among them as new numbers."""
+    """Return the rows of some storages and saved tensors, or of none (-1), with new numbers: their positions."""
     for name in numbers.keys() & columns.keys():
         known = numbers[name]
         rows = _rows(columns, (columns[name] == NONE) | np.isin(columns[name], known))

@@ -1,10 +1,12 @@
 """Find what made each autograd node, a forward op or a compiled function, and the storages that a backward reads.
 
-An op made a node if autograd's newest sequence number moved while it ran. The same holds for a view; memwatch records
-views only for this purpose. A backward with `create_graph=True` makes nodes for another backward. Their newest number
-is recorded separately, because an op in backward carries the number of the node that runs. A backward reads the
-tensors that autograd saved, and the tensors that the program's own code passed on. The ops of a compiled function are
-not recorded, so its nodes and allocations are found by the times of its calls and by the numbers of its nodes.
+An op made a node if autograd's newest sequence number rose while the op ran. The same holds for a view; memwatch
+records views only for this purpose. A backward with `create_graph=True` makes nodes for another backward. Their newest
+number is in another table, because the row of an op in backward has the number of the node that runs.
+
+A backward reads the tensors that autograd saved, and the tensors that the program's own code passed on. The ops of a
+compiled function are not recorded. So its nodes and allocations are found by the times of its calls and by the numbers
+of its nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _AT_ONCE: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Makers:
-    """The maker of each of some nodes: the number of an op, or the row of a view in `views`. The other one is -1."""
+    """The maker of each of some nodes: either the number of an op or the row of a view in `views`. The other is -1."""
 
     op: IntArray
     view: IntArray
@@ -50,7 +52,7 @@ def forward_makers(capture: Capture, start: int = 0, end: int | None = None) -> 
     """Return the forward op or view that made the node of each backward op in a range of ops.
 
     The result never names an op or view of a backward. If a backward made the node (`create_graph=True`), the search
-    goes on from the node that this backward ran. A recomputed op has a place of its own.
+    goes on from the node that this backward ran. An op that a checkpoint computed again may be the maker.
 
     Args:
         capture: the recorded tables.
@@ -130,7 +132,7 @@ def _nodes_run(capture: Capture, start: int, end: int) -> IntArray:
 def _is_given_memory(capture: Capture, start: int, end: int) -> NDArray[np.bool_]:
     """Return whether each op has a tensor argument.
 
-    Only such an op makes a node; else the newest node may be a view's.
+    Only such an op makes a node. At another op, the newest node may be that of a view before it.
     """
     uses, given = capture.tables["uses"], np.zeros(end, dtype=bool)
     for first in range(0, len(uses["op"]), _AT_ONCE):
@@ -149,7 +151,7 @@ def saved_by_autograd(capture: Capture, named: int) -> NDArray[np.bool_]:
 
 
 def crosses_to_backward(capture: Capture, named: int) -> NDArray[np.bool_]:
-    """Return which storages a forward op made and an op of a backward read, a recomputed one included."""
+    """Return which storages a forward op made and an op in a backward read. Ops that are computed again count too."""
     crosses = np.zeros(named, dtype=bool)
     uses, births, phase = capture.tables["uses"], capture.tables["births"], capture.tables["ops"]["phase"]
     if not len(phase):

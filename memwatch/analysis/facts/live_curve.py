@@ -28,9 +28,8 @@ class LiveCurve:
     live_bytes: IntArray
     baseline_bytes: int
     peak_event: int
-    peak_order: (
-        int  # position among the allocator's events of the birth at the peak, -1 if it is in none of them
-    )
+    # position of the birth at the peak among the allocator's events; -1 if the allocator did not report it
+    peak_order: int
     peak_increase_bytes: int
 
     @property
@@ -86,7 +85,8 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
         int(allocations.birth_order[allocation[peak - 1]]) if peak else NONE,
         max(0, int(np.cumsum(delta, out=delta).max(initial=0))),
     )
-    settled = np.broadcast_to(np.int32(NONE), at_entry.shape)  # the order is in the events now
+    # the numbers of events give the order from here on, and these constant columns take no memory
+    settled = np.broadcast_to(np.int32(NONE), at_entry.shape)
     allocations = replace(allocations, birth_order=settled, death_order=settled)
     return replace(allocations, birth_event=birth_event, death_event=death_event), curve
 

@@ -19,6 +19,8 @@ from memwatch.kinds.roles import ROLES
 from memwatch.words.places import FORMER_MODULE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memwatch.capture import Capture
 
 _KNOWN, _, _FORMER = range(len(PLACES_OF_MODULES))
@@ -43,6 +45,12 @@ class ModuleTree(NamedTuple):
     prefixes: list[str]
     wrapped: frozenset[int]
     parents_first: list[int]
+
+    def with_ancestors(self, module: int) -> Iterator[int]:
+        """Yield a module and the modules that hold it, from the inside out; nothing for -1."""
+        while module != NONE:
+            yield module
+            module = self.parents[module]
 
 
 def read_modules(capture: Capture, op: int) -> ModuleTree:

@@ -150,9 +150,7 @@ def qualified(role_name: str, module: int, tree: ModuleTree) -> str:
     return f"{before}{prefix}.{role_name.removeprefix(before)}"
 
 
-# Find the allocations that a module returned, and the allocations that were saved for a backward.
-#
-# Users know them by these words.
+# Find the module that returned an allocation, and the op that saved it for a backward. Users know memory by these.
 class Purposes(NamedTuple):
     """Per allocation: the module whose output it is; the op that saved it for its backward, and the module it ran in.
 
@@ -165,10 +163,9 @@ class Purposes(NamedTuple):
 
 
 def purposes(capture: Capture, allocations: Allocations, places: Places) -> Purposes:
-    """Return the known path of each allocation: the module that made it, and the code that used it.
+    """Return the module whose output each allocation is, and the op that saved it.
 
-    If a module's forward made an allocation and code outside the module read it, the allocation is the module's
-    output.
+    An allocation is a module's output if the module's forward made it and code outside the module read it.
     """
     named = allocations.named
     output_of, saved_by, saved_in = (np.full(named + 1, NONE, dtype=np.int32) for _ in range(3))
@@ -239,7 +236,7 @@ class Names(NamedTuple):
 
     strings: Texts
     thread: IntArray
-    step: IntArray  # that made it, if it was not recorded, else -1
+    step: IntArray  # the step that made it, if this step was not recorded; else -1
     is_older: NDArray[np.bool_]  # whether it is older than the block
     made: MadeBy
     roles: Categories
@@ -259,11 +256,11 @@ class Names(NamedTuple):
         chosen = [np.asarray(column[allocations], dtype=np.int64) for column in columns]
         first, of_kind = different_rows(chosen)
         rows = zip(*(column[first].tolist() for column in chosen), strict=True)
-        told = [self._told(_Kind(*kind)) for kind in rows]
-        return [told[number] for number in of_kind.tolist()]
+        names = [self._name_of(_Kind(*kind)) for kind in rows]
+        return [names[number] for number in of_kind.tolist()]
 
     def only_older(self, allocations: IntArray) -> NDArray[np.bool_]:
-        """Return which allocations have no better name than that they are older than the block."""
+        """Return which allocations are named only by being older than the block."""
         roles = self.roles
         has_role = np.array([bool(name) for name in roles.role_name.values], dtype=bool)
         is_saved = roles.category.isin(["activation", "recomputed"]) & (self.way.saved_by != NONE)
@@ -271,7 +268,7 @@ class Names(NamedTuple):
         only: NDArray[np.bool_] = (self.is_older & ~is_named)[allocations]
         return only
 
-    def _told(self, kind: _Kind) -> str:
+    def _name_of(self, kind: _Kind) -> str:
         if self.roles.role_name.values[kind.role_name]:
             recorded = self.recorded.values[kind.role_name].removeprefix(GRADIENT_PREFIX)
             return role_name(self.roles.role.values[kind.role_name], recorded)

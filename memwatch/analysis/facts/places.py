@@ -1,4 +1,4 @@
-"""The call stacks of a capture, and for every op and stack its line of the program's own code and its module."""
+"""Where the ops of a capture ran: the call stacks, the lines of the program's own code, and the modules."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Places:
     module_tree: ModuleTree
 
     def lines(self, stacks: IntArray | slice) -> Texts:
-        """Return `file:line` of each stack, empty for -1, which is the last of all."""
+        """Return `file:line` of each stack; empty for -1."""
         return with_empty_end(self.line_of_stack)[stacks]
 
     def own_lines(self, stacks: IntArray) -> Texts:
@@ -127,7 +127,7 @@ class Places:
 
 
 def with_empty_end(texts: list[str]) -> Texts:
-    """Return texts as an array with empty text at its end, so that the number -1, "there is none", finds that."""
+    """Return texts as an array with an empty text at its end, which the number -1 (none) selects."""
     return np.array([*texts, ""], dtype=object)
 
 
@@ -155,8 +155,8 @@ def find_places(capture: Capture, op: int) -> Places:
 def _below_engine(capture: Capture) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which stacks show autograd's engine, and which of these show code that it called outside torch.
 
-    An allocation in a Function's backward or in a hook belongs to the line of that code. The number of a Function's
-    node may otherwise lead to the op after it.
+    An allocation in a custom Function's backward, or in a hook, belongs to the line of that code. Its node must not
+    decide: no op made the node of a Function, so the node's number may lead to the next forward op.
     """
     stacks = capture.tables["stacks"]
     calls_engine = np.array([file.endswith(CALLS_ENGINE) for file in capture.strings], dtype=bool)
@@ -185,7 +185,8 @@ def _stack_of_region(capture: Capture, is_of_engine: NDArray[np.bool_]) -> IntAr
     """
     runs, found = capture.tables["recomputes"], np.full(capture.rows("ops"), NONE, dtype=np.int64)
     is_known = (runs["stack"] != NONE) & ~np.append(is_of_engine, False)[runs["stack"]]
-    for row in np.flatnonzero(is_known)[::-1].tolist():  # the inner of two is left last
+    # the inner of two nested regions has ended first, so its row comes first: write it last, so that it stays
+    for row in np.flatnonzero(is_known)[::-1].tolist():
         found[int(runs["start_op"][row]) : int(runs["end_op"][row])] = runs["stack"][row]
     return found
 
@@ -218,14 +219,15 @@ def _lines_of_stacks(capture: Capture) -> _Lines:
 
 
 def _within_regions(capture: Capture, made: Makers) -> Makers:
-    """Return the same, but ops that the backward of a reentrant region ran belong to that run of the region.
+    """Return the makers, with those of backward ops in a reentrant region searched within the same run of the region.
 
-    Numbers of nodes count in each thread: on another device a region runs again in a thread of autograd's.
+    Each thread numbers its nodes from the start. On an accelerator, a region runs again in a thread of autograd, so its
+    numbers may be those of other nodes.
     """
     runs = capture.tables["recomputes"]
     reentrant = runs["sequence"] != NONE
     spans = zip(runs["start_op"][reentrant].tolist(), runs["end_op"][reentrant].tolist(), strict=True)
-    for start, end in reversed(list(spans)):  # the outer of two is left last
+    for start, end in reversed(list(spans)):  # likewise, the inner of two nested regions is written last
         inside = forward_makers(capture, start, end)
         made.op[start:end], made.view[start:end] = inside.op, inside.view
     return made
@@ -244,7 +246,10 @@ _FOREVER: Final = np.iinfo(np.int64).max
 
 
 class Lifts(NamedTuple):
-    """Per storage, and once more for -1: whether it was made so, and stack and module of the call, else -1."""
+    """Per storage: whether torch made it below every op, and the stack and the module of the call; else -1.
+
+    The last entry is for the storage -1 (none).
+    """
 
     is_lift: NDArray[np.bool_]
     stack: IntArray

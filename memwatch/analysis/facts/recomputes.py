@@ -25,17 +25,17 @@ class Recomputes:
 
     def __init__(self, capture: Capture) -> None:
         runs, phase = capture.tables["recomputes"], capture.tables["ops"]["phase"]
-        # the outer of two nested regions is left last
         self.stack = runs["stack"]
         self._start_op, self._end_op = runs["start_op"], runs["end_op"]
         self.run_of_op: IntArray = np.full(len(phase), NONE, dtype=np.int32)
-        """Per op: the innermost region that computed it again, -1 if none did or nobody knows."""
+        """Per op: the innermost region that computed it again; -1 if none did, or if this is not known."""
+        # the inner of two nested regions has ended first, so its row comes first: write it last, so that it stays
         for row in range(len(runs["start_op"]) - 1, -1, -1):
             self.run_of_op[int(runs["start_op"][row]) : int(runs["end_op"][row])] = row
         self.is_recompute: NDArray[np.bool_] = phase == RECOMPUTE
         self.run_of_op[~self.is_recompute] = NONE
         self.last_op = np.full(len(self.stack), NONE, dtype=np.int64)
-        """Per run: its last op; a nested backward is none of it."""
+        """Per run: its last op. The ops of a nested backward do not count."""
         again = np.flatnonzero(self.run_of_op != NONE)
         np.maximum.at(self.last_op, self.run_of_op[again], again)
         self._last_read = _last_reads(capture)
@@ -48,7 +48,7 @@ class Recomputes:
         return int(self.run_of_op[op]) if 0 <= op < len(self.run_of_op) else NONE
 
     def ops_of(self, run: int) -> IntArray:
-        """Return the ops that a run computed again itself: none of a region within it, or of a nested backward."""
+        """Return the ops that a run itself computed again, without those of a region or a backward inside it."""
         start, end = int(self._start_op[run]), int(self._end_op[run])
         return start + np.flatnonzero(self.run_of_op[start:end] == run)
 
@@ -63,7 +63,7 @@ class Recomputes:
         return bool((lasts[0] & lasts[1]).any())
 
     def is_over(self, run: int, op: int) -> bool:
-        """Return True if a region had run again by the time of an op, so that none of its calls was left."""
+        """Return True if a run of a region had ended by the time of an op, so none of its calls still runs."""
         return op > int(self.last_op[run])
 
     @property
@@ -72,7 +72,7 @@ class Recomputes:
         return self._last_read.keys()
 
     def is_awaited(self, storage: int, op: int) -> bool:
-        """Return True if torch's frame of the region keeps a storage for a read that is not over as an op runs."""
+        """Return True if torch's frame of the region keeps a storage for a read at an op or later."""
         return storage in self._last_read and op <= self._last_read[storage]
 
 
@@ -84,7 +84,7 @@ def _last_reads(capture: Capture) -> dict[int, int]:
     tables = capture.tables
     births, uses, phase = tables["births"], tables["uses"], tables["ops"]["phase"]
     recomputed = tables["recomputed"]["storage"]
-    if not len(recomputed):  # then the code below would visit all uses of a long run
+    if not len(recomputed):  # save the time: the code below visits all uses of a long run
         return {}
     kept = np.isin(births["storage"], recomputed) & (births["op"] != NONE)
     made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)

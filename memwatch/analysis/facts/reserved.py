@@ -58,9 +58,10 @@ def as_counted_at_entry(capture: Capture, allocations: Allocations) -> Allocatio
 def _counted(
     allocations: Allocations, here: NDArray[np.bool_], rounding: int, counted_bytes: int
 ) -> Allocations:
-    """Return the allocations with blocks rounded up. Blocks beyond the allocator's count are left out.
+    """Return the allocations with blocks at entry rounded up. If they exceed the allocator's count, leave some out.
 
-    If only the free of a block without a storage was recorded, an unobserved thread may have made it after entry.
+    The blocks without a storage are left out: only their frees were recorded, so an unobserved thread may have
+    allocated them after entry.
     """
     rounded: IntArray = -(-allocations.nbytes // rounding) * rounding
     nbytes = np.where(here, rounded, allocations.nbytes)
@@ -74,7 +75,7 @@ def _counted(
 
 
 def _with_rest(allocations: Allocations, nbytes: int, device: int, start_ns: int) -> Allocations:
-    """Return the allocations and one more, which was there at entry and stays."""
+    """Return the allocations and one more for memory that was there at entry and has no storage."""
     row = dict.fromkeys(_WITHOUT_NUMBER, NONE)
     row |= {"nbytes": nbytes, "device": device, "address": 0, "birth_ns": start_ns}
     row |= {"origin": BASELINE, "counted": True}
@@ -183,7 +184,10 @@ def _order_of_peak(events: Columns, curve: LiveCurve) -> int:
 
 
 def _segments_at(at: int, after: IntArray, address: IntArray, ends: dict[int, int]) -> dict[int, int]:
-    """Return the sizes of segments by address at an event. Later segments are left out; released segments are added.
+    """Return the sizes of the segments at an event, by address.
+
+    They are the segments at the end, without those that were made later. If these have too few bytes, the segments that
+    were released later are added.
 
     Args:
         at: position in `after`.

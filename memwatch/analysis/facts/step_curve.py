@@ -1,6 +1,6 @@
 """The curve of the steps: every step's peak, floor and times, as the recorder measured them.
 
-It did where a schedule chose which steps are recorded.
+The recorder measures them if a schedule chooses which steps are recorded.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def step_curve(capture: Capture, device: str = "") -> StepCurve:
     steps, first = np.unique(rows["step"], return_index=True)
     here = np.array([name == device for name in capture.text(np.asarray(rows["device"]))], dtype=bool)
     place = np.searchsorted(steps, rows["step"][here])
-    # of a device that came later: none
+    # a device that was first used in a later step has 0 bytes in the steps before
     figures = {name: np.zeros(len(steps), dtype=np.int64) for name in FIGURES}
     for name, values in figures.items():
         values[place] = rows[name][here]

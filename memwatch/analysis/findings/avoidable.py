@@ -66,14 +66,14 @@ def find_optimizer(peak: Moment) -> list[Candidate]:
     op = peak.op
     if op < 0 or PHASES[peak.facts.op_phase(op)] != "optimizer":
         return []
-    line, books = peak.facts.op_line(op), HolderEvidence.STRUCTURE
-    many = Holder(HolderKind.OPTIMIZER, OPTIMIZER_STEP, line, evidence=books)
-    one = Holder(HolderKind.OPTIMIZER, LOOP_STEP, line, evidence=books)
+    line, evidence = peak.facts.op_line(op), HolderEvidence.STRUCTURE
+    foreach_step = Holder(HolderKind.OPTIMIZER, OPTIMIZER_STEP, line, evidence=evidence)
+    loop_step = Holder(HolderKind.OPTIMIZER, LOOP_STEP, line, evidence=evidence)
     lists = ForeachSteps(peak.facts)
-    in_lists = alive_then(FindingKind.OPTIMIZER, many, lists.temporaries, peak)
+    in_lists = alive_then(FindingKind.OPTIMIZER, foreach_step, lists.temporaries, peak)
     return [
         *(dataclasses.replace(candidate, spares=lists.spared_bytes()) for candidate in in_lists),
-        *alive_then(FindingKind.FUSED, one, loop_temporaries(peak.facts), peak),
+        *alive_then(FindingKind.FUSED, loop_step, loop_temporaries(peak.facts), peak),
     ]
 
 
@@ -149,7 +149,7 @@ class ForeachSteps:
         return names.pop() if len(names) == len(files) == 1 else ""
 
     def spared_bytes(self) -> IntArray:
-        """Return, per event, the bytes that a loop over parameters would not have alive; negative for more."""
+        """Return, per event, the live bytes that a loop over parameters would spare; negative if it needs more."""
         facts, allocations = self._facts, self._facts.allocations
         starts_ns, time_ns = facts.capture.tables["ops"]["start_ns"], facts.curve.time_ns
         change = np.zeros(len(time_ns) + 1, dtype=np.int64)
@@ -190,7 +190,8 @@ class ForeachSteps:
             or (each in reads_both and "_foreach_add." in name)
             for each in np.unique(op[makes & of_gradient]).tolist()
         )
-        # Nesterov momentum adds the state to the gradients. With lists it does so in place, and a loop makes new ones.
+        # Nesterov momentum adds the state to the gradients. The step with lists does so in place. A loop makes a new
+        # tensor.
         writes_gradients = (uses["access"][rows] == ACCESSES.index("write")) & ~of_state & ~of_parameter
         is_nesterov = any(
             "_foreach_add_." in facts.strings[names[each]]
@@ -201,7 +202,7 @@ class ForeachSteps:
 
 
 def _outermost(spans: list[tuple[int, int, str]]) -> Iterator[tuple[int, int, str]]:
-    """Yield the steps that are not within another: the step of a subclass may call that of its base."""
+    """Yield the steps that are not within another. The step of a subclass may call the step of its base class."""
     last = NONE
     for start, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
         if end > last:
@@ -240,7 +241,7 @@ For such a share, users would not cut the input of these ops in pieces. Half is 
 
 
 def find_workspace(peak: Moment) -> list[Candidate]:
-    """Return the workspace of the op at the peak, each time that the same line runs it."""
+    """Return the workspace of the op at the peak, and of the same op each time that the same line runs it."""
     facts, op = peak.facts, peak.op
     if op < 0:
         return []
@@ -275,8 +276,8 @@ def find_recompute(peak: Moment) -> list[Candidate]:
     if facts.call_stacks.owner_of_file.get(site.rpartition(":")[0]) != CodeOwner.PROGRAM:
         return []  # a library's own region, which users cannot make smaller
     split = SmallerRegions(facts, np.flatnonzero(sites == site).tolist())
-    books = HolderEvidence.STRUCTURE
-    holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,), evidence=books)
+    evidence = HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,), evidence=evidence)
     found = alive_then(FindingKind.RECOMPUTE, holder, split.spared, peak)
     return [dataclasses.replace(candidate, spares=split.bytes_of_event()) for candidate in found]
 
@@ -321,6 +322,7 @@ class SmallerRegions:
         return np.cumsum(self._change)[:-1]
 
     def _split(self, run: int) -> None:
+        """Note how the live bytes change if each module call in a region were a region of its own."""
         facts = self._facts
         ops = facts.recomputes.ops_of(run)
         after = int(ops[-1]) + 1 if len(ops) else facts.capture.rows("ops")
@@ -434,13 +436,13 @@ def _last_ops(facts: Facts) -> tuple[IntArray, IntArray]:
 
 
 _CONVERSIONS: Final = (CONVERSION, "aten.clone", "aten.copy", "aten.contiguous")
-"""How the names of ops begin that copy a tensor, to another type or in another layout."""
+"""Prefixes of the names of ops that copy a tensor, to another type or in another layout."""
 
 
 def find_twice(peak: Moment) -> list[Candidate]:
-    """Return the saved tensors that are not needed beside a conversion of them, or of which they are a conversion.
+    """Return the tensors that autograd saves both as they are and converted, such as a copy in another type.
 
-    If the program converts once, before the first of the ops that save the tensor, autograd saves the result alone. So
+    If the program converts the tensor once, before the first op that saves it, autograd saves only one of the two. So
     the change spares the copy, or the source if the copy has fewer bytes.
     """
     if peak.op < 0:
@@ -451,9 +453,9 @@ def find_twice(peak: Moment) -> list[Candidate]:
         return []
     allocations, sizes = facts.allocations, facts.allocations.nbytes
     largest = max(source_of_copy, key=lambda row: int(sizes[row]))
-    subject, books = (FindingKind.TWICE,), HolderEvidence.STRUCTURE
+    subject, evidence = (FindingKind.TWICE,), HolderEvidence.STRUCTURE
     holder = Holder(
-        HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, str(made.line[largest]), subject=subject, evidence=books
+        HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, str(made.line[largest]), subject=subject, evidence=evidence
     )
     copies_of: dict[int, list[int]] = {}
     for copy, source in source_of_copy.items():
@@ -475,7 +477,7 @@ def find_twice(peak: Moment) -> list[Candidate]:
 
 
 def _is_saved_by_maker(peak: Moment, row: int) -> bool:
-    """Return True if the op that made a tensor saves it, as `tanh` does: no conversion can come before that."""
+    """Return True if the op that made a tensor saves it, as `tanh` does. No conversion can come before the op saves."""
     saved, allocations = peak.evidence.saved, peak.facts.allocations
     return bool((saved.saving_op[saved.storage == allocations.storage[row]] == allocations.op[row]).any())
 
@@ -530,7 +532,10 @@ def _gradients_in(facts: Facts, buckets: list[int]) -> list[int]:
 
 
 def _line_that_builds(facts: Facts, buckets: list[int]) -> str:
-    """Return the line that made the largest bucket outside every module; those made anew are made in a forward."""
+    """Return the line that made the largest bucket outside all modules.
+
+    DDP makes its buckets again in a later forward, which is inside a module. These do not count.
+    """
     module, made = facts.capture.tables["ops"]["module"], facts.allocations.op
     first = [row for row in buckets if NONE < made[row] < len(module) and module[made[row]] == NONE]
     largest = max(first, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
@@ -557,7 +562,7 @@ def find_autocast(peak: Moment) -> list[Candidate]:
 
 
 _LOWER: Final = ("bfloat16[", "float16[")
-"""How recorded shapes of less than float32 begin."""
+"""Prefixes of the recorded shapes of tensors in half precision."""
 _FUNCTIONAL: Final = ("torch/nn/functional.py", "torch\\nn\\functional.py")
 """The ends of the path of the file whose functions call ops for the program."""
 
@@ -585,8 +590,8 @@ def find_float32(peak: Moment) -> list[Candidate]:
     ]
     largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
     line = str(facts.made_by.line[largest]) if copies else ""
-    subject, books = (FindingKind.FLOAT32,), HolderEvidence.STRUCTURE
-    holder = Holder(HolderKind.AUTOGRAD_NODE, FLOAT32_COPY, line, subject=subject, evidence=books)
+    subject, evidence = (FindingKind.FLOAT32,), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.AUTOGRAD_NODE, FLOAT32_COPY, line, subject=subject, evidence=evidence)
     rows = facts.allocations.rows_of(copies).tolist()
     return alive_then(FindingKind.FLOAT32, holder, rows, peak)
 

@@ -42,9 +42,8 @@ _FEWEST_PASSES: Final = 3
 def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
     """Return a candidate as growth, if a container keeps a result of each pass and a pass reads at most the newest.
 
-    Objects that are linked, each to the one before it, keep the results like a container.
-
-    `del` at the end of a pass, the advice of the other kinds, would not end that.
+    Objects that are linked, each to the one before it, keep the results like a container. Growth has its own advice:
+    a `del` at the end of a pass would not end it.
     """
     if candidate.kind.row.del_order is None or not rate_bytes(candidate, facts, loops):
         return candidate
@@ -52,7 +51,7 @@ def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
     made, last = facts.allocations.op[rows], facts.use_bounds.last_op[rows]
     for group in _by_stack(rows, facts):
         order = np.argsort(made[group], kind="stable")
-        # the pass after next has begun when its result is made: a state is often read to make the one after it
+        # A pass may read the result of the pass before it, such as a state. If it reads an older one, it is no growth.
         if (last[group][order][:-2] >= made[group][order][2:]).any():
             return candidate
     return dataclasses.replace(candidate, kind=FindingKind.GROWTH)
@@ -61,8 +60,8 @@ def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
 def grows_over_iterations(candidate: Candidate, facts: Facts, loops: Loops) -> bool:
     """Return True for a series whose memory comes from several whole iterations of the program.
 
-    Without a step or a backward, the graphs of several calls may wait for one backward. Layers that run one after the
-    other make a series too, in one iteration.
+    One iteration may contain a series: layers that run one after the other. And if the recording has neither a step nor
+    a backward, several graphs may wait for one backward, so memory of graphs does not count then.
     """
     if not facts.kept_across.are_told:
         return False
@@ -90,7 +89,7 @@ def rate_bytes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
     if path is None or not (path.ends_in_container or path.links_objects):
         return 0
     rows = np.array(candidate.allocations)
-    # layers of an `nn.Sequential` have one call stack: a pass adds a result of each
+    # the layers of an `nn.Sequential` have one call stack, and each pass adds one result of each layer
     modules = _modules(rows, facts)
     groups = [
         of_layer
@@ -99,7 +98,8 @@ def rate_bytes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
         if len(of_layer := group[modules[group] == module]) >= _FEWEST_PASSES
     ]
     counts = [loops.count_passes(facts.allocations.op[rows[group]]) for group in groups]
-    # several results of one line in one pass are no passes: a dictionary that each step makes anew holds them
+    # One line may make several results in one pass, for a dictionary that each step makes anew. Count only series from
+    # several passes.
     series = [group for group, count in zip(groups, counts, strict=True) if count >= _FEWEST_PASSES]
     passes = min((len(group) for group in series), default=1)
     return sum(
@@ -140,9 +140,13 @@ def _modules(rows: IntArray | slice, facts: Facts) -> IntArray:
 
 
 def _by_stack(rows: IntArray, facts: Facts) -> list[IntArray]:
-    """Return the positions of results that one op of one line made in several passes and that are alive at one time.
+    """Group the results that one op at one line made, if at least `_FEWEST_PASSES` of them are alive at one time.
 
-    A container that each step fills anew is not a series: while a series goes on, none of the op's results dies.
+    While such a series goes on, none of the op's results dies. So the results in a container that each step fills anew
+    are no series.
+
+    Returns:
+        Positions in `rows`, one array for each series.
     """
     allocations, ops = facts.allocations, facts.capture.tables["ops"]
     # the ops of one line have one call stack; their names tell them apart
@@ -177,7 +181,7 @@ def _by_stack(rows: IntArray, facts: Facts) -> list[IntArray]:
 def _kept(
     members: IntArray, rows: IntArray, made_there: IntArray, allocations: Allocations
 ) -> IntArray | None:
-    """Return the results of one place that are alive together, or None if fewer passes or if some died meanwhile."""
+    """Return the results of one place that are alive together; None if they are too few or one died meanwhile."""
     if not len(members):
         return None
     last = int(allocations.birth_event[rows[members]].max())
@@ -223,17 +227,17 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
     if growth is None or growth.nbytes < least_bytes:
         return []
     rows, line = _made_by_most(facts, steps, growth)
-    told = holders.describe(rows[:1].tolist(), _event_after(facts, int(steps.end_ns[growth.last])))
-    holder = told[0].told if told else words.UNSEEN_GROWTH
+    found = holders.describe(rows[:1].tolist(), _event_after(facts, int(steps.end_ns[growth.last])))
+    holder = found[0] if found else None
     rate_bytes = growth.nbytes / (growth.last - growth.first)
-    added_at = lines_that_fill(told[0].edges, rows, facts) if told else ()
+    added_at = lines_that_fill(holder.edges, rows, facts) if holder else ()
     advice = words.GROWTH.format(
         rate=format_bytes(rate_bytes),
         step=growth.first,
         nbytes=format_bytes(growth.nbytes),
         made=words.MADE_AT.format(line=line) if line else "",
         added=words.added_phrase(added_at),
-        advice=(told[0].kind.row.drop if told else None) or words.DROP_ANY,
+        advice=(holder.kind.row.drop if holder else None) or words.DROP_ANY,
         peak=words.PEAK if facts.cut_off is None else words.PEAK_SO_FAR,
         alone=format_bytes(growth.predicted_peak_bytes),
     )
@@ -241,14 +245,14 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
         Finding(
             kind=FindingKind.GROWTH,
             nbytes=growth.nbytes,
-            holder=holder,
-            site=told[0].site if told else "",
+            holder=holder.told if holder else words.UNSEEN_GROWTH,
+            site=holder.site if holder else "",
             advice=advice,
-            path=told[0].path if told else "",
+            path=holder.path if holder else "",
             predicted_peak_bytes=growth.predicted_peak_bytes,
             together_peak_bytes=growth.predicted_peak_bytes,
             storages=tuple(rows.tolist()),
-            remark=told[0].told.removeprefix(told[0].words) if told else "",
+            remark=holder.told.removeprefix(holder.words) if holder else "",
             growth_bytes=round(rate_bytes),
             added_at=added_at,
         )

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def find_void(moment: Moment) -> list[Candidate]:
     """Return memory that is never used, by variable.
 
-    A value on an evaluation stack is an item of a list under construction. Memory that is made while other threads or
-    compiled code run may be for them, and their ops are not recorded.
+    Two kinds of memory are left out. A value on an evaluation stack is an item of a list under construction. And if
+    other threads or compiled code ran during the life of the memory, they may have used it without a recorded op.
     """
     held = (
         (allocation, variables)
@@ -39,10 +39,13 @@ def find_void(moment: Moment) -> list[Candidate]:
 def find_drag(moment: Moment) -> list[Candidate]:
     """Return memory that variables hold after its last use, by variable.
 
-    Memory that a later pass of a loop needs is not drag. Memory that an earlier pass made, and each pass makes anew,
-    belongs to the rule `iteration`, or to no rule: the pass that replaces it has just read it. A `del` cannot be
-    inside a statement, and frees nothing that a running call of a library has too. Another thread, or compiled code,
-    that runs afterwards may use the memory.
+    These allocations are left out:
+
+    - A later pass of a loop needs it.
+    - Each pass of a loop makes it anew, and an earlier pass made this one. The rule `find_iteration` decides about it.
+    - The statement that used it last still runs, and a `del` cannot be inside a statement.
+    - A running call of a library holds it too, so a `del` frees nothing.
+    - Another thread, or compiled code, runs afterwards and may use it.
     """
     loops, op, facts = moment.evidence.loops, moment.op, moment.facts
     held = (
@@ -60,7 +63,7 @@ def find_drag(moment: Moment) -> list[Candidate]:
 
 
 def _is_held_by_call_of_library(moment: Moment, variables: list[Holder]) -> bool:
-    """Return True if a variable of a running call of torch or of a library has it as well.
+    """Return True if one of the variables that hold the memory belongs to a running call of torch or of a library.
 
     No `del` in the program frees the memory before this call returns. For example, torch's call of a module keeps the
     arguments until the module returns. If the program has no code of its own, only torch's calls count.
@@ -76,7 +79,7 @@ def _is_held_by_call_of_library(moment: Moment, variables: list[Holder]) -> bool
 
 
 def _is_in_running_statement(moment: Moment, allocation: int, holder: Holder) -> bool:
-    """Return True if a call's own variable holds it, and the statement of this call that used it last still runs."""
+    """Return True if a call's own variable holds an allocation, and the statement that used it last still runs."""
     if len(holder.edges) != 1 or not holder.kind.row.is_of_call:
         return False
     variable = holder.edges[0]
@@ -88,7 +91,7 @@ def _is_in_running_statement(moment: Moment, allocation: int, holder: Holder) ->
 def _has_a_later_result(moment: Moment, allocation: int, variable: Edge) -> bool:
     """Return True if a variable of the same call holds memory that was made after the last use of an allocation.
 
-    So a statement has ended meanwhile: the line is in a loop, or has several statements.
+    If so, a statement has ended since the last use: the line is in a loop, or it has several statements.
     """
     facts = moment.facts
     made, last_op = facts.allocations.op, int(facts.use_bounds.last_op[allocation])
@@ -109,13 +112,13 @@ def _are_of_one_call(variable: Edge, other: Edge) -> bool:
 
 
 def _freed_at_once(candidate: Candidate, facts: Facts) -> Candidate:
-    """Return a candidate whose memory goes after the last use of all of it: one `del` frees a list with all its items.
+    """Return a candidate that spares its memory from the last use of any of it: one `del` frees a list with its items.
 
-    A container that is filled on while some entries are not used any more is needed. Its entries go one by one.
+    If the program still fills the container, it needs the container. Then each entry can go after its own last use.
     """
     allocations, rows = facts.allocations, candidate.allocations
     last = max(map(facts.biographies.last_event, rows))
-    is_filled_on = facts.use_bounds.last_op[rows].min() < allocations.op[rows].max()
+    is_filled_on = is_filled_after_uses(rows, facts)
     end = len(facts.curve.live_bytes)
     spans = []
     for row in rows:
@@ -125,11 +128,15 @@ def _freed_at_once(candidate: Candidate, facts: Facts) -> Candidate:
     return dataclasses.replace(candidate, spans=tuple(span for span in spans if span[1] < span[2]))
 
 
+def is_filled_after_uses(rows: list[int], facts: Facts) -> bool:
+    """Return True if one of some allocations was made after the last use of another of them."""
+    return bool(facts.use_bounds.last_op[rows].min() < facts.allocations.op[rows].max())
+
+
 def find_iteration(moment: Moment) -> list[Candidate]:
     """Return the memory that variables hold from one pass of a loop into the next, by variable.
 
-    Its last use lies before the running pass. Memory that this pass still uses, such as a running average, cannot go
-    sooner.
+    Its last use was before the running pass. Memory that the running pass uses, such as a running average, is needed.
     """
     loops, op = moment.evidence.loops, moment.op
     held = (
@@ -176,10 +183,10 @@ def find_lag(moment: Moment) -> list[Candidate]:
 
 
 def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) -> list[Holder]:
-    """Return the containers or the half-made call that hold an allocation; none where a plain variable does too.
+    """Return the containers or the half-made call that hold an allocation; none if a plain variable holds it too.
 
-    A plain variable is where a value waits that the next lines use; but if the line that made it has made another
-    since, the variable holds that one.
+    A value that the next lines use is in a plain variable. If the line that made the value has made another since, the
+    variable refers to the other one, and does not count.
     """
     if variables[0].kind is HolderKind.EVALUATION_STACK:
         # results of backward wait in the engine, whatever the call that started it has on its stack
@@ -198,8 +205,8 @@ def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) ->
 def without_gathered(candidate: Candidate, facts: Facts) -> Candidate | None:
     """Return a candidate without inputs that one op gathers, such as torch.cat; None if too little waits.
 
-    An op that gathers needs all its inputs at once, whenever they are made. This is known only after all moments
-    were searched, when the candidate has all its allocations.
+    An op that gathers needs all its inputs at once, so making them later spares nothing. Call this when all moments
+    have been searched, because only then the candidate has all its allocations.
     """
     if candidate.kind is not FindingKind.LAG or not candidate.holder.is_inside:
         return candidate
@@ -214,8 +221,8 @@ def without_gathered(candidate: Candidate, facts: Facts) -> Candidate | None:
 def find_gradient(moment: Moment) -> list[Candidate]:
     """Return the gradients that are alive in forward after their last read.
 
-    The finding's line is the line of the last op that reads them, such as the optimizer's step: they may be freed
-    right after it. A gradient from before the block counts if the block frees it without another use.
+    The finding names the line that reads them last, such as the optimizer's step, because the program can free them
+    right after it. A gradient from before the block counts if the block frees it without using it.
     """
     facts = moment.facts
     if moment.op < 0 or PHASES[facts.op_phase(moment.op)] != "forward":
@@ -236,9 +243,9 @@ def find_gradient(moment: Moment) -> list[Candidate]:
 
 
 def _is_in_update(moment: Moment) -> bool:
-    """Return True while the program's own code, such as an optimizer without `step`, still goes through gradients.
+    """Return True while the program's own code updates parameters one by one, as an optimizer without `step` does.
 
-    Gradients that it has passed are alive in this forward only.
+    Such ops count as forward. The gradients that the update has already read are idle only until it ends.
     """
     facts, phases = moment.facts, moment.facts.capture.tables["ops"]["phase"]
     last = facts.use_bounds.last_op[moment.alive_of("gradient")]
@@ -258,12 +265,12 @@ def find_set_to_none(moment: Moment) -> list[Candidate]:
         return []
     spans = moment.evidence.idle_gradients.of(storages[idle].tolist())
     line = facts.own_line(int(spans.zero_op[0]))
-    subject, books = (FindingKind.SET_TO_NONE,), HolderEvidence.STRUCTURE
-    holder = Holder(HolderKind.GRADIENT, GRADIENTS, line, subject=subject, evidence=books)
+    subject, evidence = (FindingKind.SET_TO_NONE,), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.GRADIENT, GRADIENTS, line, subject=subject, evidence=evidence)
     rows = (row_of[storage] for storage in spans.storage.tolist())
-    told = tuple(zip(rows, spans.start.tolist(), spans.end.tolist(), strict=True))
+    idle_spans = tuple(zip(rows, spans.start.tolist(), spans.end.tolist(), strict=True))
     nbytes = int(facts.allocations.nbytes[idle].sum())
-    return [Candidate(FindingKind.SET_TO_NONE, holder, (), idle, nbytes, spans=told)]
+    return [Candidate(FindingKind.SET_TO_NONE, holder, (), idle, nbytes, spans=idle_spans)]
 
 
 def find_graph(moment: Moment) -> list[Candidate]:

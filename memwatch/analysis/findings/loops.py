@@ -54,12 +54,12 @@ class Loops:
         return uses["storage"][touched], uses["op"][touched]
 
     def is_computed(self, allocation: int) -> bool:
-        """Return True if an op computed it from other tensors, so that it could be computed later."""
+        """Return True if an op computed an allocation from other tensors, so that it could be computed later."""
         op = int(self._allocations.op[allocation])
         return op != NONE and bool(self._reads[op])
 
     def is_rebound(self, allocation: int, op: int) -> bool:
-        """Return True if the line that made it made another before `op`: its variable holds that one now."""
+        """Return True if the line that made an allocation made another before `op`: its variable refers to that one."""
         made = self._allocations.op
         if made[allocation] == NONE:
             return False
@@ -81,7 +81,7 @@ class Loops:
         return int(later.min()) if len(later) else NONE
 
     def is_made_anew(self, allocation: int, op: int) -> bool:
-        """Return True if the same line makes the same again, in `op` or after it, and this one is still alive then."""
+        """Return True if the line that made an allocation makes an equal one at `op` or later, while this one lives."""
         allocations = self._allocations
         made = int(allocations.op[allocation])
         if made == NONE or self._stacks[made] == NONE:
@@ -94,41 +94,38 @@ class Loops:
         return bool((self._stacks[allocations.op[rows]] == self._stacks[made]).any())
 
     def is_left_over(self, allocation: int, op: int) -> bool:
-        """Return True if a new pass of the loop that made it began after its last use, by the time `op` runs."""
+        """Return True if a new pass of the loop began between an allocation's last use and `op`."""
         last = int(self._facts.use_bounds.last_op[allocation])
         return last != NONE and self._jumps_back(int(self._allocations.op[allocation]), last, op)
 
     def is_of_earlier_pass(self, allocation: int, op: int) -> bool:
-        """Return True if a new pass of the loop that made it has begun by the time `op` runs."""
+        """Return True if a new pass of the loop began between the birth of an allocation and `op`."""
         made = int(self._allocations.op[allocation])
         return self._jumps_back(made, made, op)
 
     def passes_of(self, allocations: list[int], op: int) -> int:
-        """Return in how many passes of the outermost loop that has begun anew by `op` some allocations were made."""
+        """Return how many passes of a loop made some allocations.
+
+        The outermost loop that has begun a further pass by `op` counts.
+        """
         made = np.sort(self._allocations.op[allocations])
         made = made[(made != NONE) & (made <= op)]
         for line, lines_of_stack in self._lines_around(int(self._stacks[made[0]])) if len(made) else ():
-            lines = lines_of_stack[self._stacks[made[0] : op + 1]]
-            places = np.flatnonzero(lines > 0)
-            lines = lines[places]
-            starts = places[1:][(np.diff(lines) < 0) & (lines[1:] <= line)] + made[0]
+            starts = self._starts_of_passes(line, lines_of_stack, int(made[0]), op)
             if len(starts):
                 return len(np.unique(np.searchsorted(starts, made, side="right")))
         return 1
 
     def count_passes(self, ops: IntArray) -> int:
-        """Return in how many passes some ops of one call stack ran, of any of the loops around them.
+        """Return in how many passes some ops of one call stack ran. All loops around the ops count.
 
-        A line may run several of the ops in one pass, as a transform of torch.func does. If a loop has a single line,
-        Python never goes back to an earlier line. Then each pass runs the same ops as the pass before it.
+        A line may run several of the ops in one pass, as a transform of torch.func does. In a loop of a single line,
+        Python never goes back to an earlier line. Its passes are found by their ops: each pass runs the same ones.
         """
         ops = np.sort(ops)
         starts = [np.array([], dtype=np.int64)]
         for line, lines_of_stack in self._lines_around(int(self._stacks[ops[0]])):
-            lines = lines_of_stack[self._stacks[ops[0] : ops[-1] + 1]]
-            places = np.flatnonzero(lines > 0)
-            lines = lines[places]
-            starts.append(places[1:][(np.diff(lines) < 0) & (lines[1:] <= line)] + ops[0])
+            starts.append(self._starts_of_passes(line, lines_of_stack, int(ops[0]), int(ops[-1])))
         bounds = np.searchsorted(ops, np.unique(np.concatenate(starts)))
         return sum(
             len(part) if self._repeats(part) else 1 for part in np.split(ops, np.unique(bounds)) if len(part)
@@ -143,11 +140,13 @@ class Loops:
         return bool((names == names[0]).all())
 
     def is_last_used_in_same_statement(self, allocation: int, op: int) -> bool:
-        """Return True if the line that used it last still runs while `op` does, which the same line runs."""
+        """Return True if the line that used an allocation last also runs `op`, and no other line ran in between."""
         last = int(self._facts.use_bounds.last_op[allocation])
         if not NONE < last < op or NONE in (self._stacks[last], self._stacks[op]):
             return False
-        if self._facts.op_phase(last) in IN_BACKWARD:  # not the variable's: autograd had the tensor itself
+        if (
+            self._facts.op_phase(last) in IN_BACKWARD
+        ):  # the op used autograd's reference, and not the variable
             return False
         if self._frames[int(self._stacks[last])] != self._frames[int(self._stacks[op])]:
             return False
@@ -192,15 +191,28 @@ class Loops:
         """
         if made == NONE:
             return False
-        for line, lines_of_stack in self._lines_around(int(self._stacks[made])):
-            lines = lines_of_stack[self._stacks[first : last + 1]]
-            lines = lines[lines > 0]
-            if ((np.diff(lines) < 0) & (lines[1:] <= line)).any():
-                return True
-        return False
+        return any(
+            len(self._starts_of_passes(line, lines_of_stack, first, last))
+            for line, lines_of_stack in self._lines_around(int(self._stacks[made]))
+        )
+
+    def _starts_of_passes(self, line: int, lines_of_stack: IntArray, first: int, last: int) -> IntArray:
+        """Return the ops from `first` to `last` at which a call has gone back to a line, or to an earlier line.
+
+        Args:
+            line: the line.
+            lines_of_stack: the line that the call has reached in each stack, as `_lines_around` returns it.
+            first: the first op.
+            last: the last op.
+        """
+        lines = lines_of_stack[self._stacks[first : last + 1]]
+        places = np.flatnonzero(lines > 0)
+        lines = lines[places]
+        starts: IntArray = places[1:][(np.diff(lines) < 0) & (lines[1:] <= line)] + first
+        return starts
 
     def _lines_around(self, stack: int) -> list[tuple[int, IntArray]]:
-        """Return, for each call on a stack, its line there, and per stack its line, 0 where it does not run."""
+        """Return, for each call on a stack, its line on this stack, and its line on every stack; 0 if not there."""
         if stack == NONE:
             return []
         if stack not in self._lines:
@@ -222,10 +234,10 @@ class Loops:
         return [self._facts.call_stacks.frames(stack)[::-1] for stack in range(count)]
 
     def is_needed_in_another_pass(self, allocation: int, op: int) -> bool:
-        """Return True if it, or another that the same calls made, is read both before and after this place of a loop.
+        """Return True if passes of a loop read an allocation, or one like it, both before and after the place of `op`.
 
-        A memory bank or a replay buffer is read in each pass of a loop. If the recording ends after a pass, the
-        memory that this pass keeps is not useless for that reason.
+        Each pass of a loop reads a memory bank or a replay buffer. When the recording ends, no later pass reads the
+        memory that the last pass keeps. The allocations of earlier passes show that a later pass would read it.
         """
         if (allocation, op) not in self._needed:
             self._needed[allocation, op] = self._is_read_around(allocation, op)

@@ -1,7 +1,8 @@
 """A moment: the facts at one event of the live curve, which the rules examine.
 
 The idle times of gradients are computed for all gradients at once, because a long run zeroes each of them in every
-iteration. A gradient is idle from the optimizer's end over the op that zeroes it to the op that adds to it.
+iteration. A gradient is idle from the end of the optimizer's step until an op of the next backward adds to it. In
+between, an op fills it with zeros.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class IdleGradients:
 
     @cached_property
     def _spans(self) -> Spans:
-        """The idle times: ops use the storage before and after the op that zeroes it."""
+        """The idle times of gradients that an op fills with zeros between two uses."""
         storage, op = self._uses()
         of_ops = self._facts.capture.tables["ops"]["name"]
         names = np.unique(of_ops)  # without the inverse, which takes 16 bytes for each of millions of ops
@@ -63,7 +64,7 @@ class IdleGradients:
         return Spans(storage[at], *self._events(op[at - 1], op[at], op[at + 1]), op[at])
 
     def _uses(self) -> tuple[IntArray, IntArray]:
-        """Return the storages of gradients and the ops that use them, by storage and op, each pair once."""
+        """Return the storages of gradients and the ops that use them, sorted by storage and op, each pair once."""
         facts, uses = self._facts, self._facts.capture.tables["uses"]
         is_gradient = facts.categories.category.isin(["gradient"])
         storages = facts.allocations.storage[is_gradient]
@@ -80,7 +81,13 @@ class IdleGradients:
     def _events(self, before: IntArray, zeroing: IntArray, after: IntArray) -> tuple[IntArray, IntArray]:
         """Return the events between which gradients are idle.
 
-        The gradient that is added goes right after the op that adds it; without the old one it would stay.
+        The op that adds to a gradient reads a new gradient, which dies after the op. Without the old gradient, the new
+        one would stay from here on. So nothing is spared after this op.
+
+        Args:
+            before: the last op that uses each gradient before it is filled with zeros.
+            zeroing: the op that fills it with zeros.
+            after: the op that adds to it.
         """
         ops, times_ns = self._facts.capture.tables["ops"], self._facts.curve.time_ns
         last_op = len(ops["op"]) - 1
@@ -241,9 +248,10 @@ class Moment:
         return EarlierModels(len(earlier), earlier[0][0], idle)
 
     def _starts_of_passes(self, parameters: IntArray) -> IntArray:
-        """Return the ops that make the first parameter of each pass, by the calls that make one in most passes.
+        """Return the op of each pass that makes its first parameter.
 
-        A pass begins where the calls make a parameter after the last use of all that they made before.
+        A pass begins where a line makes a parameter after the last use of all parameters that it made before. Lines may
+        differ in their passes: the line with the most passes counts.
 
         Args:
             parameters: the parameters that are alive.
@@ -281,9 +289,9 @@ class Moment:
         return any(holder.key_of_items.subject in subjects for holder in found)
 
     def is_freed_without_retain_graph(self, allocation: int) -> bool:
-        """Return True if memory that autograd holds goes where the last backward that reads it retains no graph.
+        """Return True if the last backward that reads memory would free it without `retain_graph=True`.
 
-        It stays if a variable holds it too, and if that backward reads something that a later one needs.
+        It would not if a variable holds the memory too, or if the backward reads something that a later one needs.
         """
         evidence = self.evidence
         return not evidence.holders.variables(allocation, self.op) and all(
@@ -318,15 +326,15 @@ class Moment:
 
         Args:
             kind: the kind of finding that this is for.
-            words: the graph, where no variable of the program leads to it.
+            words: the text for a graph that no variable of the program leads to.
             outlived: whether the backward that needs it has run, or never runs.
         """
         line = self.facts.made_by.line
         for row, outcomes in self.held_by_autograd:
             if (SavedTensorOutcome.OUTLIVED in outcomes) is outlived:
                 roots = self.evidence.holders.graph_roots(row, self.op)
-                books = HolderEvidence.STRUCTURE
+                evidence = HolderEvidence.STRUCTURE
                 nameless = Holder(
-                    HolderKind.AUTOGRAD_NODE, words, str(line[row]), subject=(kind,), evidence=books
+                    HolderKind.AUTOGRAD_NODE, words, str(line[row]), subject=(kind,), evidence=evidence
                 )
                 yield row, [root for root in roots if not root.foreign] or [nameless]

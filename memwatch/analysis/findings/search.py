@@ -31,7 +31,7 @@ from memwatch.analysis.findings.growth import (
     lines_that_fill,
     rate_bytes,
 )
-from memwatch.analysis.findings.held import HELD, without_gathered
+from memwatch.analysis.findings.held import HELD, is_filled_after_uses, without_gathered
 from memwatch.analysis.findings.loops import Loops
 from memwatch.analysis.findings.moment import Evidence, IdleGradients, Moment
 from memwatch.analysis.findings.stale import find_stale
@@ -173,11 +173,13 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
 
 
 def _as_far_as_shown(candidate: Candidate, evidence: Evidence) -> Candidate | None:
-    """Return a candidate without the memory that was alive when the recording was cut off; None if nothing is left.
+    """Return a candidate without the memory whose end the recording does not show; None if nothing is left.
 
-    The program may have been about to use that memory. Some of it stays. Earlier iterations show the end of memory that
-    the same lines make and use last in each. A series that grew over several whole iterations is growth, whatever the
-    program does with it later.
+    If the recording was cut off, the program may have been about to use the memory that was alive then. Two kinds of
+    such memory stay in the candidate:
+
+    - A series that grew over several whole iterations. It is growth, whatever the program does with it later.
+    - An allocation like several that ended: in earlier iterations, the same lines made them and used them last.
     """
     facts, rows = evidence.facts, candidate.allocations
     if not candidate.kind.row.needs_known_end or facts.ends_known[rows].all():
@@ -199,7 +201,7 @@ def _as_far_as_shown(candidate: Candidate, evidence: Evidence) -> Candidate | No
 def _have_known_ends(rows: IntArray, facts: Facts) -> NDArray[np.bool_]:
     """Return which allocations ended in the recording, or are like several that did.
 
-    The same calls of ops made those and used them last. Their size may differ, as that of batches does.
+    The same lines and ops made these others and used them last. Their sizes may differ, as batches may.
     """
     ops, made_by, last_op = facts.capture.tables["ops"], facts.allocations.op, facts.use_bounds.last_op
     stacks = np.append(ops["stack"], NONE)[np.minimum(made_by, len(ops["stack"]))]
@@ -227,7 +229,7 @@ def _held_at(moment: Moment, least_bytes: int) -> list[Candidate]:
 
 
 def _avoidable(evidence: Evidence, taken: set[int]) -> list[Candidate]:
-    """Return the candidates of the rules for avoidable memory at the peak. Leave out explained memory."""
+    """Return the candidates of the rules for avoidable memory at the peak, without the allocations in `taken`."""
     peak = Moment(evidence, evidence.facts.curve.peak_event)
     found = _that_users_can_mend((candidate for rule in AVOIDABLE for candidate in rule(peak)), peak.facts)
     return [candidate.without(taken) for candidate in found]
@@ -296,11 +298,11 @@ def _sum(spared: list[_Spared]) -> IntArray | int:
 def _that_matter(
     spared: list[_Spared], live: IntArray, least_bytes: int
 ) -> tuple[list[_Spared], list[_Spared]]:
-    """Return the candidates worth reporting, and the candidates that end with them.
+    """Return the candidates worth reporting, and all candidates that a user mends by following these reports.
 
-    If a candidate matters only together with another, and the other is dropped, it is dropped too. This repeats until
-    nothing is dropped. A user who cuts a reference also frees the memory that the same variable holds for another
-    reason.
+    The second list is longer: who cuts a reference also frees the memory that the same variable holds for another
+    reason. A candidate may matter only after others are mended. If these others are dropped from the report, it no
+    longer matters. So the test repeats until nothing more is dropped.
     """
     reported, mended, count = spared, spared, -1
     while len(reported) != count:
@@ -381,7 +383,7 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
 def _with_smaller_parts(
     merged: list[_Spared], reported: list[_Spared], mended: list[_Spared]
 ) -> list[_Spared]:
-    """Let a `del` of a variable spare all that it holds, also what is too little for a finding of its own."""
+    """Add to each candidate the bytes of unreported candidates of the same variable: one `del` frees these too."""
     known = set(map(id, reported))
     small: dict[HolderKey, list[_Spared]] = {}
     for each in mended:
@@ -398,7 +400,7 @@ def _with_smaller_parts(
 
 
 def _joined_by_exception(reported: list[_Spared]) -> list[_Spared]:
-    """Join what the tracebacks of the same exceptions keep: their variables, and the graphs of their variables."""
+    """Join the candidates whose memory the traceback of one exception keeps, in variables or in their graphs."""
     groups: dict[object, list[_Spared]] = {}
     for each in reported:
         groups.setdefault(each.candidate.holder.kept_exception or id(each), []).append(each)
@@ -434,10 +436,10 @@ def _own_line_of_last_use(candidate: Candidate, facts: Facts) -> str:
 
 
 def _is_trained(candidate: Candidate, facts: Facts) -> bool:
-    """Return True if a backward has run nodes that the same calls of ops made: `no_grad` would end the training.
+    """Return True if a backward ran nodes that the same lines made. The advice to use `no_grad` would end the training.
 
-    It is not enough that a backward reads the memory. In a distillation, the backward of the student's loss reads the
-    detached result of the teacher, whose own nodes never run.
+    It does not count that a backward reads the memory. In a distillation, the backward of the student's loss reads the
+    detached result of the teacher, but the teacher's own nodes never run.
     """
     packs, unpacks = facts.capture.tables["packs"], facts.capture.tables["unpacks"]
     saving_op = op_of_node(facts.capture, packs["sequence"])
@@ -461,7 +463,7 @@ def _made_at(candidate: Candidate, facts: Facts) -> str:
 
 
 def _passes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
-    """Return in how many passes of a loop the memory was made that is at the peak after its last use."""
+    """Return how many passes of a loop made the memory that is still alive at the peak, after its last use."""
     if candidate.kind is not FindingKind.ITERATION:
         return 1
     rows, event = np.array(candidate.allocations), facts.curve.peak_event
@@ -471,18 +473,17 @@ def _passes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
 
 
 def _is_filled_on(candidate: Candidate, facts: Facts, loops: Loops) -> bool:
-    """Return True for a container that gets entries while older ones are not used any more.
-
-    It is needed, so its name must not be dropped.
-    """
+    """Return True for a container that the program still fills. So the advice is not to drop the container."""
     if candidate.kind is not FindingKind.DRAG or not rate_bytes(candidate, facts, loops):
         return False
-    rows = np.array(candidate.allocations)
-    return bool(facts.use_bounds.last_op[rows].min() < facts.allocations.op[rows].max())
+    return is_filled_after_uses(candidate.allocations, facts)
 
 
-def _others_told(candidate: Candidate) -> list[str]:
-    """Return the other holders, each once. Leave out references behind the holder, because they go with it."""
+def _other_holders(candidate: Candidate) -> list[str]:
+    """Return the texts of the other holders, each once.
+
+    A reference that leads through the holder is left out, because it goes away with the holder.
+    """
     holder = candidate.holder
     told = {holder.words: ""}
     for each in candidate.others:
@@ -495,7 +496,7 @@ def _finding(
     candidate: Candidate, facts: Facts, loops: Loops, alone_bytes: int, together_bytes: int
 ) -> Finding:
     holder = candidate.holder
-    others = _others_told(candidate)
+    others = _other_holders(candidate)
     also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
     told = also if others else holder.told
     growth_bytes = rate_bytes(candidate, facts, loops)
@@ -645,7 +646,8 @@ def _what_to_do(kind: FindingKind, holder: Holder) -> str:
         return words.LAG_IN_CALL
     is_of_argument = bool(holder.edges) and holder.edges[0].kind is EdgeKind.ARGUMENT
     if kind is FindingKind.OUTPUT and holder.kind is HolderKind.ATTRIBUTE and is_of_argument:
-        # an attribute of `self`: the object outlives the call, so no `del` of a variable frees the output
+        # The output is an attribute of an argument, such as `self`. The object outlives the call, so no `del` of a
+        # variable frees the output.
         return words.OUTPUT_OF_OBJECT
     if kind is FindingKind.VOID and not holder.kind.row.has_own_name:
         return drop

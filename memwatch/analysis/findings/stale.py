@@ -87,9 +87,9 @@ def _one_for_each_exception(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _unread(facts: Facts, least_bytes: int) -> list[IntArray]:
-    """Return memory that outlives its iteration unread, by the calls that made it.
+    """Return memory that outlives its iteration and is not read afterwards, one array for each line that made it.
 
-    Calls with a read result are left out.
+    If a later iteration reads one result of a line, all results of the line are left out.
     """
     allocations, ends_ns = facts.allocations, np.sort(facts.kept_across.ends_ns)
     large = allocations.counted & (allocations.storage != NONE) & (allocations.op != NONE)
@@ -104,8 +104,8 @@ def _unread(facts: Facts, least_bytes: int) -> list[IntArray]:
     outlives = death_ns > end_ns
     is_read_later = (last != NONE) & (ops["start_ns"][np.maximum(last, 0)] >= end_ns)
     is_kept = outlives & ~_is_kept_on_purpose(facts, rows)
-    often_read = np.isin(stacks, stacks[is_read_later])
-    unread = is_kept & ~often_read & facts.ends_known[rows]
+    is_of_read_line = np.isin(stacks, stacks[is_read_later])
+    unread = is_kept & ~is_of_read_line & facts.ends_known[rows]
     unread &= facts.are_read_by_ops_alone(rows)
     return [rows[unread & (stacks == stack)] for stack in np.unique(stacks[unread]).tolist()]
 
@@ -158,8 +158,8 @@ def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
 def _last_holders(evidence: Evidence, row: int, before: int) -> list[Holder] | None:
     """Return the last holders of an allocation. Empty without a sample; None if autograd or a brief variable held it.
 
-    A variable may have the next result of the line while an object still has this one. Samples saw a variable's own
-    value only until then.
+    When the line has made its next result, a variable may refer to that one, while an object still keeps this one. So
+    samples after that do not show whether a variable has this one, and `before` gives a second op to search at.
 
     Args:
         evidence: the facts about the whole capture.
@@ -186,11 +186,11 @@ def _crossed(facts: Facts, rows: IntArray) -> IntArray:
 
 
 def _unneeded(evidence: Evidence, rows: IntArray) -> tuple[tuple[int, int, int], ...]:
-    """Return from which event until which each allocation is useless and the holder alone has it.
+    """Return the events between which each allocation is useless and only the holder keeps it.
 
-    It is useless after its last use, and after autograd dropped it. The holder gets it when it drops its value of the
-    iteration before. If a call had one of a line's latest results after its last use, such calls may have each result
-    until its iteration ends.
+    This begins after its last use, when autograd has dropped it, and when the holder has dropped its former value. If
+    a variable of a call still had one of the latest results after the last use, assume that each result is in such a
+    variable until its iteration ends.
     """
     facts, saved, allocations = evidence.facts, evidence.saved, evidence.facts.allocations
     free_ns = np.zeros(len(allocations), dtype=np.int64)
@@ -226,7 +226,7 @@ def _is_in_call(evidence: Evidence, row: int, op: int) -> bool:
 
 
 def _is_lasting(facts: Facts, holder: Holder) -> bool:
-    """Return True if a later statement of a loop does not replace a holder with all that it holds."""
+    """Return True if a holder lives longer than an iteration, and is no variable that each pass of a loop replaces."""
     if holder.is_of_array:
         return False
     if holder.kind in (HolderKind.EXCEPTION, HolderKind.GENERATOR, HolderKind.HOOK):

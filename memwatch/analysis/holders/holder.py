@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HolderKey(NamedTuple):
-    """The common part of holders that are one to a reader: the same variable holds all items of a list.
+    """The identity of a holder for a reader. All items of a list in one variable have one key, for example.
 
     Attributes:
         kind: the kind of holder.
@@ -61,26 +61,21 @@ class Holder:
 
     @property
     def key(self) -> HolderKey:
-        """The common part of holders that are one to a reader."""
+        """The identity of this holder for a reader."""
         return HolderKey(self.kind, self.subject)
 
     @property
     def key_of_items(self) -> HolderKey:
-        """The common part of holders that differ only in an item, `rows[0].x` and `rows[1].x`, or in linked objects."""
+        """The key that holders share if they differ only in an item or a linked object: `rows[0].x`, `rows[1].x`."""
         if self.links_objects:
             linked = object_holder(self)
             return self.key if linked is None else linked.key
         kinds = [edge.kind for edge in self.edges]
         if not any(kind in words.ITEMS for kind in kinds):
             return self.key
-        subject = (
-            each[:1] if each[:1] and each[0] in words.ITEMS else each for each in self._told_references
-        )
+        references = (each if isinstance(each, tuple) else (each,) for each in self.subject)
+        subject = (each[:1] if each[:1] and each[0] in words.ITEMS else each for each in references)
         return HolderKey(self.kind, tuple(subject))
-
-    @property
-    def _told_references(self) -> list[tuple[object, ...]]:
-        return [each if isinstance(each, tuple) else (each,) for each in self.subject]
 
     @property
     def told(self) -> str:
@@ -106,17 +101,17 @@ class Holder:
 
     @property
     def is_implicit(self) -> bool:
-        """Whether it is the iterable of a comprehension, which has no name in the program's text there."""
+        """Whether it is the iterable of a comprehension, which has no written name in the comprehension's own call."""
         return bool(self.edges) and self.edges[0].name == _ITERATED
 
     @property
     def is_likely(self) -> bool:
-        """Whether it is reported as a fact, or samples before and after found it."""
+        """Whether it is not inferred, or inferred from samples both before and after."""
         return self.inference in (None, Inference.BETWEEN)
 
     @property
     def is_guess(self) -> bool:
-        """Whether it is the evaluation stack of a call, for want of any variable."""
+        """Whether it is the evaluation stack of a call, inferred only because no variable was found."""
         guesses = Inference.SAME_CALL, Inference.NO_VARIABLE
         return self.kind is HolderKind.EVALUATION_STACK and self.inference in guesses
 
@@ -147,10 +142,11 @@ class Holder:
 
     @property
     def place(self) -> tuple[object, ...] | None:
-        """What tells apart the expression that names the memory, if it has one value at a time.
+        """The identity of the expression that names the memory, if the expression has one value at a time; else None.
 
-        The value of a key counts as its dictionary. None for an object of any variable, for a call of a thread, and
-        for objects that refer to others of their class, since a twin lies in another one of these.
+        The value of a key has the identity of its dictionary. Some expressions have no identity: if no variable is
+        known that leads to the object, if the call is one of another thread, and if objects refer to others of their
+        class. There, a twin may be in another object.
         """
         place = HolderPath(self.edges).place if self.edges and self.path and not self.links_objects else None
         if place is None or (place[0].owner is not None and place[0].owner.thread):
@@ -176,8 +172,8 @@ class Holder:
             return ()
         to_exception = self.edges[: kinds.index(EdgeKind.EXCEPTION_FIELD)]
         # one sample may see the object through `self`, and another one through a global variable
-        told = to_exception[1:] if len(to_exception) > 1 else to_exception
-        return tuple((edge.kind, None if edge.kind in words.ITEMS else edge.name) for edge in told)
+        compared = to_exception[1:] if len(to_exception) > 1 else to_exception
+        return tuple((edge.kind, None if edge.kind in words.ITEMS else edge.name) for edge in compared)
 
     @property
     def is_variable_of_ended_call(self) -> bool:
@@ -188,7 +184,7 @@ class Holder:
         return read.is_direct and read.head.kind.row.is_call_variable
 
     def is_through(self, other: Holder) -> bool:
-        """Whether this is another holder, or an object reached through it, as `output.logits` through `output`."""
+        """Whether this is the other holder itself, or is reached through it, as `output.logits` through `output`."""
         return self.key == other.key or (bool(other.edges) and _starts_with(self.subject, other.subject))
 
     def inferred(self, rule: Inference) -> Holder:
@@ -226,9 +222,9 @@ def holder_of(path: Path) -> Holder:
 
 
 def object_holder(holder: Holder) -> Holder | None:
-    """Return a holder that begins at the object's attribute instead of a dead variable, or None without an object.
+    """Return a holder that begins at the object's attribute instead of a variable, or None without an object.
 
-    The object's references still exist after the call returned in whose variable the object was seen.
+    A sample saw the object through a variable of a call. When the call has returned, the object's references remain.
     """
     read = HolderPath(holder.edges) if holder.edges else None
     if read is not None and read.is_kept_off_stack:
@@ -269,7 +265,7 @@ def _told_edges(path: HolderPath) -> Path:
 
 
 def _identity(edge: Edge) -> tuple[object, ...]:
-    """Return what tells a reference from another, whatever line its call has reached."""
+    """Return what identifies a reference. The line that its call has reached is no part of it."""
     owner = edge.owner
     if owner is None:
         return edge.kind, edge.name, edge.position

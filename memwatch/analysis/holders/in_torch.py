@@ -145,11 +145,11 @@ class PassedOn:
         return bool(np.isin(self._ops["phase"][made : last + 1], IN_BACKWARD).all())
 
     def _is_passed_by_engine(self, allocation: int, made: int, op: int) -> bool:
-        """Return True if a C++ node made an allocation, a C++ node reads it later, and C++ runs at an op in between.
+        """Return True if only autograd's engine can hold an allocation while an op runs.
 
-        A C++ node gets its arguments from autograd's engine, or from saved tensors, which have packs. So the engine
-        has the allocation in between. Ops of hooks and of Python's own nodes have frames of their own in their call
-        stacks. The nodes that add to `.grad` have no sequence number.
+        A C++ node made it, and another C++ node reads it at the op or later. A C++ node gets its arguments either from
+        the engine or from saved tensors, and saved tensors have packs. The op must run in C++ too: ops of hooks and of
+        nodes in Python have other call stacks. Nodes that add to `.grad` have no sequence number, and do not count.
         """
         uses, stacks, sequence = self._facts.capture.tables["uses"], self._ops["stack"], self._ops["sequence"]
         storage = int(self._facts.allocations.storage[allocation])
@@ -168,8 +168,8 @@ class PassedOn:
     def _is_dropped_in_this_step(self, allocation: int, made: int, op: int) -> bool:
         """Return True if an allocation is made and dropped within the step of an optimizer that runs.
 
-        If a hook steps within backward, this includes what backward made. If a closure runs backward within a step, it
-        does not: the rules for backward decide about that.
+        If a hook runs the step within a backward, tensors of this backward count too. If a closure runs a backward
+        within the step, its tensors do not count: the rules for backward decide about these.
         """
         steps, death = self._facts.capture.tables["steps"], int(self._facts.allocations.death_ns[allocation])
         step = (steps["op"] <= made) & (op < steps["end_op"])
@@ -209,7 +209,7 @@ class PassedOn:
 
     @cached_property
     def _bounds_of_calls(self) -> IntArray:
-        """The ops started before each call of a module, and before each return, in order."""
+        """The ops at which the calls of modules begin and end, in order."""
         calls = self._facts.capture.tables["calls"]
         return np.sort(np.concatenate([calls["start_op"], calls["end_op"]]))
 

@@ -1,4 +1,4 @@
-"""Whether a reference that a sample saw also holds its memory while another op runs.
+"""Decide whether a reference that a sample saw also holds its memory while another op runs.
 
 The births of each call stack show what the same calls make again and again, as the passes of a loop do.
 """
@@ -138,10 +138,9 @@ class LastingReferences:
         if holder.kind is HolderKind.EVALUATION_STACK:
             return self._on_stack(holder, allocation, op)
         run = self.torch_runs.around(op)
-        is_last = (
-            run is not None and op == run.stop - 1
-        )  # the sample may have been taken after the op, as a hook ran
-        if seen_op == op and not is_last and not HolderPath(holder.edges).is_told_again:
+        # in the last op of a run, the sample may have been taken after the op, while a hook ran
+        is_last = run is not None and op == run.stop - 1
+        if seen_op == op and not is_last and not HolderPath(holder.edges).may_be_from_earlier_sample:
             return holder
         if self._is_unchanged(holder, allocation, seen_op, op):
             return holder
@@ -154,7 +153,7 @@ class LastingReferences:
         is_rebound = path.is_direct and not path.is_graph and not path.ends_in_container
         if is_rebound and self._births.made_again(allocation, seen_op, op):
             return None
-        return holder.inferred(Inference.EARLIER)  # no look sees a `del`
+        return holder.inferred(Inference.EARLIER)  # a `del` since then would not show
 
     def count_of_calls(self, holder: Holder, op: int) -> int:
         """Return how many running calls may have the variable that a holder's path starts from; 1 for a global."""
@@ -178,7 +177,8 @@ class LastingReferences:
     def _state(self, holder: Holder, allocation: int, seen_op: int, op: int) -> CallState:
         """Return whether the call of a holder's variable, seen by a sample, runs while `op` does.
 
-        If that is unknown, allocations that the call itself made count as gone with it: the next call makes its own.
+        If this is unknown, and the call itself made the allocation, assume that the call has ended: a further call of
+        the function would have made an allocation of its own.
         """
         call, made = _call_of(holder), int(self._made[allocation])
         if call is None:

@@ -58,9 +58,9 @@ class HolderPath:
 
     @property
     def suspended(self) -> Edge | None:
-        """The variable of a suspended generator over which a running loop goes, or None.
+        """The variable of a suspended generator that a running loop iterates over, or None.
 
-        It keeps its value whatever call runs the loop.
+        The variable keeps its value, whichever call runs the loop.
         """
         inner = self.edges[1] if len(self.edges) > 1 else None
         if self.head.kind is not EdgeKind.EVALUATION_STACK or inner is None:
@@ -70,10 +70,10 @@ class HolderPath:
 
     @property
     def is_kept_off_stack(self) -> bool:
-        """Whether a function or autograd's `ctx` keeps the memory, though the search knows no owner of theirs.
+        """Whether a function or autograd's `ctx` keeps the memory, but the search found nothing that refers to these.
 
-        Torch's C++ code has them: a node its `ctx`, and a tensor that gc does not count as young its hooks. The cell or
-        the attribute is the reference to edit, whatever leads to it.
+        torch's C++ code may refer to them: a node to its `ctx`, and an older tensor to its hooks. The reference to edit
+        is the cell of the function or the attribute of `ctx`, whatever leads to them.
         """
         if self.head.kind is not EdgeKind.EVALUATION_STACK or self.is_graph or self.suspended is not None:
             return False
@@ -81,16 +81,13 @@ class HolderPath:
 
     @property
     def _kind_on_the_way(self) -> HolderKind:
-        """The kind that the last reference with a kind gives.
-
-        The reference nearest to the memory is the one to edit.
-        """
+        """The kind of holder of the reference nearest to the memory that has one. This is the reference to edit."""
         known = (kind for edge in reversed(self._on_the_way) if (kind := _kind_of_edge(edge)) is not None)
         return next(known, HolderKind.ATTRIBUTE)
 
     @property
-    def is_told_again(self) -> bool:
-        """Whether a sample may have taken it over from one before: it asks gc but once about a storage."""
+    def may_be_from_earlier_sample(self) -> bool:
+        """Whether an earlier sample found the path, because samples search with gc only once for each storage."""
         in_cpp = self.head.kind is EdgeKind.C_CODE or self.edges[-1].kind is EdgeKind.SHARED_MEMORY
         return self.suspended is not None or self.is_kept_off_stack or in_cpp
 
@@ -118,7 +115,7 @@ class HolderPath:
 
     @property
     def _on_the_way(self) -> Path:
-        """The references after the root's. A numpy array over a tensor's memory comes without the tensor."""
+        """The references after the root's. The step from a numpy array to the tensor of its memory is left out."""
         edges = self.edges[1:-1] if self.is_graph else self.edges[1:]
         while edges and edges[-1].kind in (EdgeKind.NUMPY_BASE, EdgeKind.SHARED_MEMORY):
             edges = edges[:-1]

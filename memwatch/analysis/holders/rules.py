@@ -8,8 +8,8 @@ rule explains an allocation, its holder is "not seen": a placeholder that gives 
 
 Each rule is a function from a case to a holder, or to None if the rule does not apply. The first holder counts.
 `tests/truth/test_truth_rules.py` removes each rule and names the programs whose holder is then another one.
-`Holders` asks the rules for all allocations that are alive at one event. Two shortcuts serve large captures: roles name
-most holders at once, and allocations without any evidence are not asked about.
+`Holders` applies the rules to all allocations that are alive at one event. Two shortcuts serve large captures: roles
+name most holders at once, and allocations without any evidence get a placeholder without a search.
 """
 
 from __future__ import annotations
@@ -201,10 +201,10 @@ class Case:
 
     @cached_property
     def checkpoint(self) -> Holder | None:
-        """The checkpoint that keeps what it computed again until backward reads it, as torch's own frame shows.
+        """The checkpoint that keeps a tensor, which it computed again, until backward reads the tensor.
 
-        The frame was read when the region had run. While the region runs, its calls may hold the result as well, and
-        the checkpoint is an inference.
+        The recorder read this from torch's own frame when the region had run. While the region still runs, its calls
+        may hold the tensor too, so the checkpoint is then an inference.
         """
         recomputes, op_name = self.facts.recomputes, self.op_name
         if not recomputes.is_awaited(self.storage, self.op):
@@ -333,16 +333,15 @@ def _variable(case: Case) -> Holder | None:
     if _are_guesses(case.variables):
         return case.variables[0]
     is_held = case.facts.categories.category[case.allocation] == "held"
-    return min(case.variables, key=_lasts_less) if is_held else case.variables[0]
+    return min(case.variables, key=_order_of_lasting) if is_held else case.variables[0]
 
 
-def _lasts_less(holder: Holder) -> tuple[bool, ...]:
+def _order_of_lasting(holder: Holder) -> tuple[bool, ...]:
     """Return the sort key for holders of memory that outlives calls.
 
-    The program's own holders come first. Among them, likely holders come before inferences, and variables of calls come
-    last.
-
-    Arguments that torch's calls pass on, as in `*args`, belong to another holder.
+    The program's own holders come first. Variables of torch's calls, such as `*args`, come after these, because they
+    only pass on memory that something else holds. Then likely holders come before inferences, and variables of calls
+    come last.
     """
     is_variable = holder.kind.row.is_of_call
     return holder.foreign, holder.is_of_torch, not holder.is_likely, is_variable and not holder.is_inside
@@ -375,7 +374,7 @@ def _passed_on(case: Case) -> Holder | None:
     found = case.sources.passed_on.holder(case.allocation, case.event)
     if found is None or case.reading_op is None:
         return found
-    # an inferred reference may have ended by now; that the running op was given the memory shows that it has not
+    # the running op got the memory as an argument, so the inferred reference cannot have ended
     return dataclasses.replace(found, evidence=HolderEvidence.SEEN, inference=None)
 
 
@@ -503,9 +502,9 @@ class Holders:
     def describe(self, allocations: Sequence[int], event: int) -> list[Holder]:
         """Return one holder for each allocation, at an event of the live curve."""
         rows, op = np.array(allocations, dtype=np.int64), self._facts.op_at(event)
-        untold = self._untold(rows, op)
+        is_unseen = self._are_without_evidence(rows, op)
         found = np.array([*self._of_roles(rows, op), None], dtype=object)[:-1]
-        found[untold] = self._not_seen.of_each(rows[untold])
+        found[is_unseen] = self._not_seen.of_each(rows[is_unseen])
         return [
             self._one(allocation, event) if holder is None else holder
             for allocation, holder in zip(rows.tolist(), found.tolist(), strict=True)
@@ -515,7 +514,7 @@ class Holders:
         return first_answer(Case(self._sources, allocation, event)) or self._not_seen.of(allocation)
 
     def _of_roles(self, allocations: IntArray, op: int) -> list[Holder | None]:
-        """Return the holders that roles name. None for an allocation without such a role, or of the running op."""
+        """Return the holders that roles name; None for an allocation without such a role or made by the running op."""
         facts, every = self._facts, self._facts.allocations
         roles = facts.categories.role.of(allocations)
         columns = (roles, every.storage[allocations].tolist(), facts.role_names.of(allocations))
@@ -525,19 +524,19 @@ class Holders:
             for role, storage, name, is_wanted in zip(*columns, is_asked, strict=True)
         ]
 
-    def _untold(self, allocations: IntArray, op: int) -> NDArray[np.bool_]:
+    def _are_without_evidence(self, allocations: IntArray, op: int) -> NDArray[np.bool_]:
         """Return which allocations have no evidence while an op runs: neither a maker nor a row in a table.
 
         A program that trains a small model may have 100,000 of them beside it.
         """
         facts, every = self._facts, self._facts.allocations
-        told: NDArray[np.bool_] = every.op[allocations] != NONE
-        told |= facts.categories.role.isin(NAMING_ROLES)[allocations]
-        told |= every.origin[allocations] == WORKSPACE
+        has_evidence: NDArray[np.bool_] = every.op[allocations] != NONE
+        has_evidence |= facts.categories.role.isin(NAMING_ROLES)[allocations]
+        has_evidence |= every.origin[allocations] == WORKSPACE
         tables = (
             self._sources.packs_by_storage, self._samples.storages, facts.autocast_copies, facts.recomputes.awaited,
             self._sources.storages_given_to(op),
         )  # fmt: skip
         for storages in tables:
-            told |= np.isin(every.storage[allocations], list(storages))
-        return ~told
+            has_evidence |= np.isin(every.storage[allocations], list(storages))
+        return ~has_evidence

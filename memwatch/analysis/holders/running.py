@@ -1,8 +1,8 @@
 """Calls of the program: which call holds an unnamed value, and whether the call of a variable still runs.
 
-A call is followed through the call stacks of all ops between a sample and another op. The stacks show no activations,
-so a loop around a call and a loop inside it look alike where the function is reached by one line: then the answer is
-"unknown".
+A call is followed through the call stacks of all ops between a sample and another op. A stack does not show whether it
+is still the same call, or a new call of the same function at the same line. So a loop around a call may look like a
+loop inside it. Then the answer is "unknown".
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
             loop = found if function.endswith("comp>") else loop
         if line != line_now:
             return found
-    return loop or found  # the same calls once more: what the first of them made is held further out
+    # Both stacks are equal. If the calls are inside a comprehension, it has run them again, and it keeps the result.
+    return loop or found
 
 
 def defined_name(function: str) -> str:
@@ -76,7 +77,7 @@ def defined_name(function: str) -> str:
 
 _GONE = 0  # in place of a line: the call is not on this stack
 _ELSEWHERE = -1  # the stack is that of another thread
-_UNREAD = -2  # nobody asked yet
+_UNREAD = -2  # not computed yet
 _ITERATED = "."
 _FIRST_LOOK_OPS = 4096  # ops that the first search reads; each further search reads more. A guess
 
@@ -201,7 +202,8 @@ class RunningCalls:
         back = np.flatnonzero(np.diff(lines) < 0)
         if not len(back):
             return CallState.RUNS
-        # A jump back is a loop inside the call, if the call had run lines before that are left out this time.
+        # Python went back to an earlier line. It is a loop inside the call, and not a new call, if the lines before the
+        # loop did not run again.
         run = self._since_call(place, first)
         is_loop = len(run) and run.min() < lines[back + 1].min()
         return CallState.RUNS if is_loop else CallState.UNKNOWN

@@ -75,7 +75,10 @@ class SampleRows:
         return holder
 
     def peeked(self, allocation: int, op: int) -> list[Holder]:
-        """Return the holders of an allocation that a peek during an op found."""
+        """Return the holders of an allocation that a peek during an op found.
+
+        A peek is cheaper than a sample: it looks only at the places where samples have found tensors.
+        """
         peeks, storage = self._peeks, int(self._facts.allocations.storage[allocation])
         rows = np.flatnonzero((peeks["op"] == op + 1) & (peeks["storage"] == storage))
         return list(dict.fromkeys(map(self.holder, peeks["path"][rows].tolist())))
@@ -110,10 +113,10 @@ class SampleRows:
 
     @cached_property
     def keys_with_one_value(self) -> dict[tuple[object, ...], int]:
-        """The dictionaries that only replace the values of their keys, and the number of these keys.
+        """The dictionaries whose keys have one value at a time, with the number of their keys.
 
-        A dictionary that grows has more keys at each sample. Here samples saw each key with different values, and a
-        value that was replaced was still alive: something else kept it.
+        Samples saw each key with one value and later with another, while the first value was still alive. So something
+        else kept the first value, and the dictionary had replaced it.
         """
         deaths, ops = self._facts.allocations.death_ns, self._facts.capture.tables["ops"]["start_ns"]
         values: dict[tuple[tuple[object, ...], str | None], list[tuple[int, int]]] = {}
@@ -204,7 +207,7 @@ class Twins:
             inside: whether only an object or a container counts as holder, and no variable alone.
         """
         made = self._facts.allocations.op
-        # all ops of a backward have its one call stack
+        # all ops of a backward have one call stack, so the stack does not tell their results apart
         alike = alike or self._facts.op_phase(int(made[allocation])) in IN_BACKWARD
         is_held = self._is_held(allocation)
         objects: list[Holder] = []
@@ -218,11 +221,14 @@ class Twins:
             if kept:
                 return sorted(kept, key=lambda holder: holder.order)
             objects += filter(None, map(object_holder, seen) if is_held else ())
-        # An allocation that outlasts calls lies in an object as its twin does, though the twin's call is over.
+        # The call whose variable led to the twin may be over. An allocation that outlives calls is in the same object.
         return [holder.inferred(Inference.TWIN) for holder in objects[:1]] or self.of_other_calls(allocation)
 
     def of_other_calls(self, allocation: int) -> list[Holder]:
-        """Return the object that holds allocations of other calls of the module and line of a held allocation."""
+        """Return the object that holds allocations which the same line and module made in other calls.
+
+        Return it only for an allocation that outlives iterations ("held").
+        """
         if not self._is_held(allocation):
             return []
         rows = self._rows_by_place.get(self._place(allocation), [])
@@ -247,11 +253,12 @@ class Twins:
         return tuple(str(column[allocation]) for column in columns)
 
     def _placed(self, holder: Holder, rows: IntArray, allocation: int, op: int, age: int) -> Holder | None:
-        """Return a holder that was seen in some rows as one of an allocation, None if it cannot be one then."""
+        """Return a holder that was seen in some rows as the holder of an allocation; None if it cannot be that."""
         placed = self._lasting.of_twin(holder, allocation, op, twin_age=age)
         if self._table["storage"][rows[0]] != self._facts.allocations.storage[allocation]:
             return placed
-        # not a twin: a later sample saw the allocation itself so, and `op` is before its first use
+        # The rows are not about a twin: a later sample saw this holder of the allocation itself, and `op` is before
+        # its first use.
         lasting = placed or object_holder(holder)
         return None if lasting is None else lasting.inferred(Inference.LATER)
 
@@ -269,16 +276,18 @@ class Twins:
         """Yield the rows of one twin in one sample at a time, the best fit first."""
         rows = self.rows(allocation)
         rows = rows[~self._rows.is_graph[rows]]
-        if inside:  # repeated sightings on a stack would use up the tries
+        if inside:  # rows about evaluation stacks would use up the `_MOST_ASKED` tries
             rows = rows[~self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
         allocations, generation = self._facts.allocations, self._births.generation(allocation, op)
         storages, seen_ops = self._table["storage"][rows], self._table["op"][rows] - 1
+        # how many later twins had been made when a sample saw each twin
         seen_at = [
             self._births.generation(storage, seen)
             for storage, seen in zip(storages.tolist(), seen_ops.tolist(), strict=True)
         ]
         replaced = np.array(seen_at, dtype=np.int64) < generation
-        fits = ~replaced | self._is_kept[rows]  # a variable has the newer one by then, a container has both
+        # By then a variable refers to a newer allocation of these calls. A container keeps both.
+        fits = ~replaced | self._is_kept[rows]
         rows, storages, seen_ops = rows[fits], storages[fits], seen_ops[fits]
         other_size = allocations.nbytes[storages] != allocations.nbytes[allocation]
         age_apart = np.abs((seen_ops - allocations.op[storages]) - (op - int(allocations.op[allocation])))
@@ -389,9 +398,9 @@ class HolderSamples:
         return self._rows.keys_with_one_value.get(place) if HolderPath(holder.edges).is_value_of_key else 1
 
     def _elsewhere(self, allocation: int) -> list[Holder]:
-        """Return the object that samples saw hold an allocation, or a twin of it, at no place that has another value.
+        """Return the object that holds an allocation, or a twin of it, by samples: not in a place for one value.
 
-        An object that only the variable of a crowded place leads to may have dropped it, and does not count.
+        A place for one value has another value by now (`_is_crowded_out`).
         """
         evidence = ((self._rows.of(allocation), True), (self._twins.of_same_size(allocation), False))
         for seen, is_own in evidence:
@@ -422,11 +431,11 @@ class HolderSamples:
         return bool(alive.any())
 
     def graph_roots(self, allocation: int, op: int) -> list[Holder]:
-        """Return the variables whose autograd graph kept an allocation, in the nearest sample whose variables last.
+        """Return the variables whose autograd graph kept an allocation while an op ran.
 
-        If the call of an argument has ended since, the argument holds nothing any more. But a sample outside the call
-        may have seen the variable that does. If no sample was taken while the allocation was saved, the graph of a
-        twin decides.
+        They are those of the nearest sample with a variable that still exists at the op. If a sample saw only an
+        argument of a call that has ended, the next sample may have seen the caller's variable. If no sample was taken
+        while the allocation was saved, the graph of a twin decides.
         """
         for rows, is_own in (
             (self._rows.of(allocation), True),
@@ -499,8 +508,8 @@ class HolderSamples:
     def _on_stack_later(self, rows: IntArray, allocation: int, op: int) -> list[Holder]:
         """Return the evaluation stack on which other samples found a value that the nearest sample did not find.
 
-        The first sample that finds no variable does not search with gc. The next one does, and the stack had the value
-        before.
+        A sample that finds no variable for a value for the first time does not use gc to search on. The next sample
+        does, and finds the stack. The value was there already.
         """
         is_on_stack = self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]
         if not len(rows) or not is_on_stack.all() or self._is_held(allocation):
@@ -509,16 +518,17 @@ class HolderSamples:
         return [holder for holder in placed if holder is not None]
 
     def _in_objects(self, allocation: int, op: int, *, alike: bool) -> list[Holder]:
-        """Return the objects and containers that hold a twin: few samples search objects of packages.
+        """Return the objects and containers that hold a twin.
 
-        A value is on an evaluation stack for a moment, and in an object, such as a loader, from then on.
+        Use this because few samples search the objects of packages. A value is on an evaluation stack for a moment, and
+        from then on in an object, such as a loader.
 
         Args:
             allocation: the piece of memory.
             op: the op.
             alike: whether only a twin of the same size and module counts.
         """
-        # an allocation that does not outlast calls may lie in a variable as the nearest twin does
+        # if the allocation does not outlive iterations, a plain variable of the nearest twin rules out an object
         found = self._twins.holders(allocation, op, alike=alike, inside=self._is_held(allocation))
         return [holder for holder in found if is_in_object(holder)]
 
@@ -534,13 +544,13 @@ class HolderSamples:
     def _may_ask_twins(self, allocation: int, op: int, *, seen: bool) -> bool:
         """Return True if a twin is better evidence than a sample of the allocation in another phase of its life.
 
-        That holds while it waits for its first use: a value that waits in a list lies in a variable when it is used.
+        That is so until its first use. A value may wait in a list, and be in a variable only when it is used.
         """
         allocations, first = self._facts.allocations, self._facts.use_bounds[0]
         return int(allocations.op[allocation]) != NONE and not (seen and op >= first[allocation])
 
     def _own(self, rows: IntArray, samples: IntArray, allocation: int, op: int) -> list[Holder]:
-        """Return the holders in the nearest of some samples. If all of these are gone, take the next nearest sample."""
+        """Return the holders in the nearest of some samples. If none of them still exists, take the next sample."""
         ops = self._sample_ops[np.searchsorted(self._samples, samples)]
         gone: list[Holder] = []
         passing: list[Holder] = []
@@ -580,7 +590,7 @@ class HolderSamples:
     ) -> Holder | None:
         """Return a holder of an allocation, seen in one op, as its holder while another op runs.
 
-        If samples before and after saw it hold the same storage, this is likelier than if only one did.
+        If samples before and after the op saw the same holder, mark the inference as `BETWEEN`, which is more certain.
         """
         placed = self._lasting.of_itself(holder, allocation, seen_op, op)
         if placed is None or placed.inference not in _ACROSS:
@@ -597,8 +607,9 @@ class HolderSamples:
     def _telling_samples(self, allocation: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the samples taken while an allocation was alive, and those among them in the same phase as `op`.
 
-        The holder of a value changes with its use: a value that waited in a list moves to a variable. If a storage was
-        born in an op, the sample in the middle of this op does not know it.
+        The phases are before the first use, in use, and after the last use. The holder may change between them: a value
+        that waited in a list moves to a variable. A sample in the middle of the op that makes a storage lacks the
+        storage.
         """
         facts, sample_ops = self._facts, self._sample_ops
         death = int(facts.allocations.death_event[allocation])

@@ -11,8 +11,9 @@ others (`_FULL`) to float32. All other ops take what they get. That changes a re
 4. An op that combines tensors of both precisions makes a float32 result. Its backward converts the gradient of the
    tensor in half precision, and has both for a moment. On the host, the op itself converts this tensor to a temporary
    (measured with torch 2.13 for about 40 ops: of them, only `copy_` made no temporary).
-5. On the host, a convolution and its backward copy what they read, and the convolution its result. A convolution of
-   single pixels does so only in half precision. The copies were 0.8 to 1.5 times as large as that for eight shapes.
+5. On the host, a convolution copies its inputs and its result, and its backward copies its inputs. With a kernel of one
+   pixel this is so only in half precision. `autocast` adds these copies in half precision. For eight shapes, the
+   measured copies were 0.8 to 1.5 times as large.
 6. A host whose processor has no instructions for bfloat16 adds up the products of a matrix product in float32. This
    takes 4 bytes for each number of the result and 128 more, measured with torch 2.13 for 32 shapes. A batch of
    products takes the bytes of one product in each thread.
@@ -77,7 +78,8 @@ _NORMS: Final = frozenset((
 ))  # fmt: skip
 """Ops whose result has the precision of the input, whatever that of their parameters."""
 _ATTENTION: Final = "_safe_softmax"
-"""An op of attention that torch computes step by step: in float32 for half-precision inputs, in all of its ops."""
+"""The softmax of an attention that torch computes op by op. For half-precision inputs, all of these ops compute in
+float32."""
 _SAME_DTYPE: Final = frozenset(
     ("index_add", "index_add_", "scatter_add", "scatter_add_", "index_copy", "index_put_")
 )
@@ -131,7 +133,7 @@ def _shapes_in(facts: Facts, window: range) -> list[int]:
 
 
 class _Copy(NamedTuple):
-    """Bytes of a converted tensor, from one event up to another; below 0 for a tensor that is converted later."""
+    """Bytes that a conversion adds from one event up to another; negative if a recorded tensor is smaller there."""
 
     nbytes: int
     start: int
@@ -158,7 +160,7 @@ class _Simulation:
         self._of_gradient = set(roles["storage"][roles["role"] == _GRADIENT].tolist())
         full = _FULL_EVERYWHERE if is_host(facts.device) else _FULL_EVERYWHERE | _FULL_ON_ACCELERATORS
         self._kinds = [self._kind_of(str(name), full) for name in facts.capture.strings]
-        # all ops of one call of attention have its place in the program
+        # all ops of one call of attention have the same call stack
         is_attention = np.array([kind == "attention" for kind in self._kinds], dtype=bool)
         self._attention = set(self._ops["stack"][is_attention[self._ops["name"]]].tolist()) - {NONE}
         self._of_attention: set[int] = set()  # storages that its ops made
@@ -167,8 +169,10 @@ class _Simulation:
         self._of_lower: set[int] = set()  # ops that compute in half precision
         self._copies: list[_Copy] = []
         self._spikes: list[Spike] = []
-        self._cached: dict[int, int] = {}  # the index of a parameter's copy, until the model's call is over
-        self._unsaved: dict[int, list[int]] = {}  # saved tensors in whose place a copy is saved, by storage
+        # by parameter, the index of its copy in `_copies`; autocast caches it until the model's call is over
+        self._cached: dict[int, int] = {}
+        # by storage, the saved tensors in whose place autograd saves a converted copy
+        self._unsaved: dict[int, list[int]] = {}
         meta = facts.capture.meta
         self._threads, self._dimensions_of = int(meta.get("threads", 1)), dimensions_of_storages(facts)
         # an estimate counts no workspace of kernels
@@ -256,7 +260,7 @@ class _Simulation:
         if storage not in self._is_float:
             number = int(self._shapes[storage])
             text = "" if number == NONE else str(self._facts.strings[number])
-            # a number takes part in the arithmetic of any precision
+            # a tensor without dimensions does not decide the precision of a result
             self._is_float[storage] = text.startswith(_FLOAT) and text != f"{_FLOAT}]"
         return self._is_float[storage]
 
@@ -280,8 +284,8 @@ class _Simulation:
                 if storage not in self._half:
                     self._convert(op, storage, self._nbytes(storage) // 2, end_op)
             self._half.update(results)
-            self._add_up(op, results)
-            self._reorder(op, given, results)
+            self._add_float32_sums(op, results)
+            self._add_copies_of_convolution(op, given, results)
         elif is_in_region and kind == "full":
             most_bytes = max(map(self._nbytes, results), default=0)  # an input may be a part of its storage
             for storage in halves:
@@ -295,7 +299,7 @@ class _Simulation:
             elif len(halves) == len(given):
                 self._half.update(results)
             else:
-                self._mix(op, given, halves, results)
+                self._add_copies_of_mixed_inputs(op, given, halves, results)
                 self._convert_gradients(op, halves)
         return True
 
@@ -323,7 +327,11 @@ class _Simulation:
             self._cached[storage] = len(self._copies) - 1
 
     def _end_region(self, region: range) -> None:
-        """Free the converted parameters that only autocast's cache keeps."""
+        """Free the converted parameters that only autocast's cache keeps.
+
+        Args:
+            region: the ops of an outermost call of a module. Autocast is on in such calls.
+        """
         end = self._timeline.event_of(region.stop)
         for known in self._cached.values():
             self._copies[known] = self._copies[known]._replace(end=max(end, self._copies[known].end))
@@ -336,6 +344,7 @@ class _Simulation:
             ops = (
                 self._backward_of.within(maker, maker + 1) if maker != NONE else np.array([], dtype=np.int64)
             )
+            # if the backward of this op runs no op, as for an addition, `_backward` does not see the gradient
             if len(ops) and len(self._backward_of.within(op, op + 1)) == 0:
                 start = self._timeline.event_of(int(ops.min()))
                 end = int(self._timeline.events_after_nodes(ops[-1:])[0])
@@ -379,12 +388,12 @@ class _Simulation:
             makes_half = bool(inputs) and all(each in self._half for each in inputs)
         if not makes_half:
             if not is_norm:
-                self._mix(op, given, list(filter(is_half, given)), results)
+                self._add_copies_of_mixed_inputs(op, given, list(filter(is_half, given)), results)
                 self._convert_results(op, inputs, results)
             return
-        self._add_up(op, results)
+        self._add_float32_sums(op, results)
         if is_lower:
-            self._reorder(op, given, results)
+            self._add_copies_of_convolution(op, given, results)
         for storage in results:
             if not self._is_of_full_input(storage, inputs):
                 self._half.add(storage)
@@ -396,8 +405,8 @@ class _Simulation:
     def _name(self, op: int) -> str:
         return str(self._facts.strings[self._ops["name"][op]]).removeprefix("aten.").partition(".")[0]
 
-    def _add_up(self, op: int, results: list[int]) -> None:
-        """Add the workspace of an op that adds up its products in float32."""
+    def _add_float32_sums(self, op: int, results: list[int]) -> None:
+        """Add the workspace of a matrix product that adds up in float32."""
         name = self._name(op)
         if not (self._adds_in_float32 and results and name in _PRODUCTS):
             return
@@ -407,7 +416,7 @@ class _Simulation:
             nbytes = nbytes // products * min(self._threads, products)
         self._spikes.append(Spike(self._timeline.event_of(op + 1), nbytes + _ALIGNMENT_BYTES))
 
-    def _reorder(self, op: int, given: list[int], results: list[int]) -> None:
+    def _add_copies_of_convolution(self, op: int, given: list[int], results: list[int]) -> None:
         """Add the copies that a convolution makes of its inputs and result, or its backward of its inputs."""
         if not (self._has_workspace and results and self._name(op) in _CONVOLUTIONS):
             return
@@ -415,7 +424,9 @@ class _Simulation:
         nbytes = sum(self._nbytes(storage) // 2 for storage in copied)
         self._spikes.append(Spike(self._event_with(results), nbytes))
 
-    def _mix(self, op: int, given: list[int], halves: list[int], results: list[int]) -> None:
+    def _add_copies_of_mixed_inputs(
+        self, op: int, given: list[int], halves: list[int], results: list[int]
+    ) -> None:
         """Add the workspace of an op with inputs of both precisions, which converts those in half precision."""
         if not (self._has_workspace and 0 < len(halves) < len(given)) or self._name(op) in _WITHOUT_COPIES:
             return
@@ -431,7 +442,7 @@ class _Simulation:
         return int(self._facts.allocations.birth_event[results].max()) + 1
 
     def _convert_results(self, op: int, inputs: list[int], results: list[int]) -> None:
-        """Let the engine convert the float32 gradients of half-precision inputs when their node has run."""
+        """Let autograd convert the float32 gradients of half-precision inputs when their node has run."""
         allocations = self._facts.allocations
         node_end = int(self._timeline.events_after_nodes(np.array([op]))[0])
         for storage in results:

@@ -62,7 +62,7 @@ class SavingModules:
     Args:
         facts: what the capture shows.
         saved: what autograd saved.
-        unrepeatable: modules whose forward cannot run again. The blocks are among their children.
+        unrepeatable: modules whose forward cannot run again. They are no blocks, but their children may be.
     """
 
     def __init__(self, facts: Facts, saved: SavedTensors, unrepeatable: Collection[int] = ()) -> None:
@@ -72,18 +72,15 @@ class SavingModules:
         for number, parent in enumerate(tree.parents):
             self._children.setdefault(parent, []).append(number)
         calls = facts.capture.tables["calls"]
-        self._is_called = np.zeros(len(tree.names), dtype=bool)
-        self._is_called[calls["module"]] = True
-        # the forward of such a module would change its argument a second time
-        self._is_called[[*changed_arguments(facts), *unrepeatable]] = False
-        # likewise the lists and attributes of such a module, and of those that it calls
+        self._can_be_block = np.zeros(len(tree.names), dtype=bool)
+        self._can_be_block[calls["module"]] = True
+        # a second forward of such a module would change its argument a second time
+        self._can_be_block[[*changed_arguments(facts), *unrepeatable]] = False
+        # It would also add to the list, or change the attribute, a second time. So would the modules around it.
         for module in (*grown_lists(facts), *changed_attributes(facts)):
-            number = module
-            while number != NONE:
-                self._is_called[number] = False
-                number = tree.parents[number]
-        # a wrapper's only child has its name: the wrapper is called instead of it
-        self._is_called[list(tree.wrapped)] = False
+            self._can_be_block[list(tree.with_ancestors(module))] = False
+        # a wrapper and its only child have one name, which means the wrapper
+        self._can_be_block[list(tree.wrapped)] = False
         self._first_call = np.full(len(tree.names), LAST, dtype=np.int64)
         np.minimum.at(self._first_call, calls["module"], calls["start_op"])
         self._nbytes = _saved_bytes(facts, saved, len(tree.names))
@@ -95,10 +92,10 @@ class SavingModules:
     def blocks(self) -> list[list[int]]:
         """Return sets of blocks to try: repeated ones, large ones, and smaller ones; each in the order of calls.
 
-        Stages of a model may look like repeated blocks. The blocks are in them.
+        The stages of a model may be repeated modules too. So one set has the repeated modules inside others.
 
-        If a module is called several times before a backward, each call is a block of its own, which saves a part of
-        the module's bytes. So even the model itself may be one.
+        If a module is called several times before a backward, each call saves only a part of the module's bytes, and a
+        checkpoint around each call divides them. So even the model itself may be a block.
         """
         roots = self._children.get(NONE, [])
         total = int(self._nbytes[roots].sum())
@@ -124,11 +121,15 @@ class SavingModules:
         return found
 
     def _repeated(self, module: int, *, is_innermost: bool) -> Iterator[int]:
-        """Yield the outermost modules that have siblings of the same class, or those in them with modules inside."""
+        """Yield the outermost modules that have siblings of the same class.
+
+        If `is_innermost`, search each of them for such modules that have children, and yield these instead if there
+        are any.
+        """
         children = self._children.get(module, [])
-        counts = Counter(self._classes[child] for child in children if self._is_called[child])
+        counts = Counter(self._classes[child] for child in children if self._can_be_block[child])
         for child in children:
-            is_repeated = self._is_called[child] and counts[self._classes[child]] > 1
+            is_repeated = self._can_be_block[child] and counts[self._classes[child]] > 1
             within = []
             if child in self._children and (is_innermost or not is_repeated):
                 within = list(self._repeated(child, is_innermost=is_innermost))
@@ -138,14 +139,17 @@ class SavingModules:
                 yield from within
 
     def _divide(self, module: int, most_bytes: float, calls: IntArray | None = None) -> Iterator[int]:
-        """Yield the largest modules that save at most so many bytes, in each call if `calls` are given."""
+        """Yield the largest modules that save at most `most_bytes`, or that have no smaller blocks inside.
+
+        If the number of calls of each module is given, count the bytes of one call.
+        """
         below = [
             each
             for child in self._children.get(module, ())
             for each in self._divide(child, most_bytes, calls)
         ]
         nbytes = self._nbytes[module] / (1 if calls is None else calls[module])
-        if self._is_called[module] and nbytes and (nbytes <= most_bytes or not below):
+        if self._can_be_block[module] and nbytes and (nbytes <= most_bytes or not below):
             yield module
         else:
             yield from below
@@ -175,7 +179,7 @@ def _by_module(facts: Facts, name: str) -> dict[int, str]:
 
 
 def _is_hidden_by_compiler(facts: Facts) -> bool:
-    """Return True for a training whose models are compiled as a whole, so that no call of a module in them was seen."""
+    """Return True for a training whose models are compiled as a whole, so the recording has no calls inside them."""
     phases = facts.capture.tables["ops"]["phase"]
     if not facts.capture.rows("compiled_calls") or not np.isin(phases, (*IN_BACKWARD, OPTIMIZER)).any():
         return False
@@ -299,7 +303,13 @@ class CheckpointedCall:
 
 
 class _Reads(NamedTuple):
-    """Reads of saved tensors: the saved tensor, the ops that had started before, and the number of the backward."""
+    """Reads of saved tensors.
+
+    Attributes:
+        pack: the rows of the saved tensors in `SavedTensors`.
+        op: the ops at which they were read: the ops that started next.
+        run: the numbers of the backwards that read them.
+    """
 
     pack: IntArray
     op: IntArray
@@ -333,7 +343,7 @@ class _Content(NamedTuple):
 
 
 def _changes_between(ops: IntArray, span: tuple[int, int]) -> bool:
-    """Return True if a mode differs at the end of a span, given the ops before which it changed."""
+    """Return True if a mode differs between the start and the end of a span. It changed just before each of `ops`."""
     start, end = span
     return bool(np.count_nonzero((ops > start) & (ops <= end)) % 2)
 
@@ -454,14 +464,11 @@ class Checkpointing:
     def calls_of(self, module: int) -> list[CheckpointedCall]:
         """Return what a checkpoint around each call of a module would change; calls without a graph are left out."""
         if module not in self._known:
-            self._known[module] = self._found(module)
+            buffers = self._buffers_by_module.get(module, set())
+            are_written_later = not buffers.isdisjoint(self._written_later.get(module, ()))
+            calls = (self._of_call(*span, buffers, are_written_later) for span in self.spans_of(module))
+            self._known[module] = [call for call in calls if call is not None]
         return self._known[module]
-
-    def _found(self, module: int) -> list[CheckpointedCall]:
-        buffers = self._buffers_by_module.get(module, set())
-        are_written_later = not buffers.isdisjoint(self._written_later.get(module, ()))
-        calls = (self._of_call(*span, buffers, are_written_later) for span in self.spans_of(module))
-        return [call for call in calls if call is not None]
 
     def spans_of(self, module: int) -> list[tuple[int, int]]:
         """Return the first op of each call of a module, and the op after its last."""
@@ -484,7 +491,7 @@ class Checkpointing:
         """
         allocations, live = self._facts.allocations, self._facts.curve.live_bytes
         change = np.zeros(len(live) + 1, dtype=np.int64)
-        # the lines are the same for all modules of a model: one that writes no buffers keeps copies too
+        # The printed code is the same for all modules. If one of them writes buffers, each keeps copies of its buffers.
         keeps_buffers = any(call.writes_buffers for call in calls)
 
         def alive(start: int, end: int, nbytes: int) -> None:
@@ -498,7 +505,8 @@ class Checkpointing:
             alive(call.begin_event, call.over_event, self.rng_bytes + copied_bytes)
             for row in call.inputs:
                 kept_until[row] = max(kept_until.get(row, 0), call.over_event)
-        gone_bytes: list[Counter[int]] = []  # memory that a backward's first op finds freed, without an event
+        # For each call: bytes that are gone when its forward runs again, though they are alive at the event before.
+        gone_bytes: list[Counter[int]] = []
         for call in calls:
             gone_bytes.append(Counter())
             for row, start, end in call.gaps:
@@ -519,7 +527,7 @@ class Checkpointing:
             int(changed[again_event - 1])
             - gone[again_event]
             + call.again_most_bytes
-            # the latest values, while the former ones are in place
+            # a copy of the buffers' latest values, while the former values are in the buffers
             + (call.buffer_bytes if keeps_buffers else 0)
             for call, gone in zip(calls, gone_bytes, strict=True)
             for again_event in call.again_events
@@ -608,7 +616,7 @@ class Checkpointing:
         runs = np.unique(reads.run)
         of_runs = [reads.of(reads.run == run) for run in runs]
         again_events = tuple(self._event_of(int(each.op.min())) for each in of_runs)
-        # the backward that lets go of the graph frees each tensor as it did
+        # the last backward frees each tensor as in the recording, unless it retains the graph
         end_op = int(np.flatnonzero(self._backward == runs[-1]).max(initial=0)) + 1
         released = self._saved.released_op[np.unique(reads.pack)]
         is_retained = bool(((released == NONE) | (released > end_op)).any())
@@ -620,7 +628,8 @@ class Checkpointing:
             freed = over if is_retained else self._event_of(int(self._saved.released_op[own].max()))
             ends = [self._read_until(own, each, freed) for each in of_runs]
             if self._outlives_autograd(storage, death):
-                # a variable keeps it, such as a cache of keys and values among the results, and not the copy of it
+                # A variable keeps this tensor, such as a cache of keys and values that the forward returned. The
+                # backward frees the copy that the second forward makes.
                 copies += [Gap(row, again, end) for again, end in zip(again_events, ends, strict=True)]
                 continue
             if not is_retained and start <= again_events[-1]:
@@ -630,7 +639,7 @@ class Checkpointing:
                 if gone_from <= again <= death:
                     gaps.append(Gap(row, gone_from, again))
                 elif gone_from < death < again:
-                    # a node that this backward does not reach has gone before it
+                    # this backward does not reach the node, which was freed before it
                     gaps.append(Gap(row, gone_from, death))
                 elif gone_from > again:
                     copies.append(Gap(row, again, min(gone_from, end)))
@@ -654,12 +663,13 @@ class Checkpointing:
     def _read_until(self, own: IntArray, reads: _Reads, over: int) -> int:
         """Return the event from which a backward no longer needs one saved tensor.
 
-        A checkpoint keeps what a backward makes again and does not read, as long as there is the graph.
+        The second forward also makes tensors that this backward does not read. The checkpoint keeps these as long as
+        the graph exists.
 
         Args:
-            own: how the tensor was saved: once for each node that needs it.
+            own: the rows of the tensor in `SavedTensors`, one for each node that saved it.
             reads: the reads of this backward.
-            over: the event at which autograd lets go of what no backward reads.
+            over: the event at which autograd frees the tensors that no backward reads.
         """
         of_own = reads.of(np.isin(reads.pack, own))
         if len(np.unique(of_own.pack)) < len(own):
@@ -694,19 +704,20 @@ class Checkpointing:
 
         Their second forward would have no dropout, for example. A module counts if a module within it has changed.
         """
-        changes, parents = self._facts.capture.tables["mode_changes"], self._facts.places.module_tree.parents
+        changes, tree = self._facts.capture.tables["mode_changes"], self._facts.places.module_tree
         found: set[int] = set()
         for changed in np.unique(changes["module"]).tolist():
             ops = changes["op"][changes["module"] == changed]
-            module = changed
-            while module != NONE:
+            for module in tree.with_ancestors(changed):
                 if module not in found and any(map(partial(_changes_between, ops), self._runs_of(module))):
                     found.add(module)
-                module = parents[module]
         return found
 
     def _runs_of(self, module: int) -> Iterator[tuple[int, int]]:
-        """Yield the first op of each call, with the op before which a backward of it begins to read what it saved."""
+        """Yield, for each backward of each call, the call's first op and the op at which the backward first reads.
+
+        Only reads of tensors that the call saved count.
+        """
         for start_op, end_op in self.spans_of(module):
             _, reads = self._saved_and_read(start_op, end_op)
             for run in np.unique(reads.run):
@@ -729,7 +740,8 @@ class Checkpointing:
             return {}
         first_awaited = np.append(0, np.flatnonzero(~is_awaited) + 1)
         starts, ends, modules = (self._calls[name] for name in ("start_op", "end_op", "module"))
-        outermost_end = np.zeros(len(is_awaited), dtype=np.int64)  # of the calls that began up to each op
+        # for each op, the largest end of the calls that began up to it
+        outermost_end = np.zeros(len(is_awaited), dtype=np.int64)
         is_call = starts < ends
         np.maximum.at(outermost_end, starts[is_call], ends[is_call])
         outermost_end = np.maximum.accumulate(outermost_end)
@@ -741,7 +753,8 @@ class Checkpointing:
             writes = np.sort(self._uses["op"][rows[is_later[rows]]])
             read = np.unique(self._uses["op"][rows[self._uses["access"][rows] != _OUTPUT]])
             read = read[(read < writes[-1]) & ~self._in_backward[read]]
-            # between the end of the call and the write, each op waits for the backward of the call
+            # If the backward of a call follows the write, `is_awaited` is True for each op from the end of the call to
+            # the write. So only calls that end after `begun`, the first of these ops, need a closer look.
             write = writes[np.searchsorted(writes, read, side="right")]
             begun = first_awaited[np.searchsorted(first_awaited, write, side="right") - 1]
             for op in read[outermost_end[read] >= begun].tolist():
@@ -766,22 +779,20 @@ class Checkpointing:
         return is_awaited
 
     def _last_backward_of(self, start_op: int, end_op: int) -> int:
-        """Return the op before which the last backward of a call begins to read what the call saved; -1 for none."""
+        """Return the op at which the last backward of a call first reads a tensor that the call saved; -1 for none."""
         _, reads = self._saved_and_read(start_op, end_op)
         return int(reads.op[reads.run == reads.run.max()].min()) if len(reads.pack) else NONE
 
     def _buffers_of_modules(self) -> dict[int, set[int]]:
         """Return the storages of each module's buffers, those of its children included."""
-        roles, parents = self._facts.capture.tables["roles"], self._facts.places.module_tree.parents
+        roles, tree = self._facts.capture.tables["roles"], self._facts.places.module_tree
         of_buffer = roles["role"] == _BUFFER
         found: dict[int, set[int]] = {}
         for storage, owner in zip(
             roles["storage"][of_buffer].tolist(), roles["module"][of_buffer].tolist(), strict=True
         ):
-            module = owner
-            while module != NONE:
+            for module in tree.with_ancestors(owner):
                 found.setdefault(module, set()).add(storage)
-                module = parents[module]
         return found
 
     def _is_of_call(self, packs: IntArray, start_op: int, end_op: int) -> NDArray[np.bool_]:
@@ -812,9 +823,8 @@ class Checkpointing:
         allocations = self._facts.allocations
         uses = self._uses_by_op.within(start_op, end_op)
         storages = np.unique(self._uses["storage"][uses[self._uses["access"][uses] != _OUTPUT]])
-        storages = storages[
-            ~np.isin(storages, list(self._end_of_cast))
-        ]  # the call gets the weight, and not its copy
+        # autocast copies the weight inside the call, so the checkpoint keeps the weight and not the copy
+        storages = storages[~np.isin(storages, list(self._end_of_cast))]
         rows = self._row_of_storage[storages]
         rows = rows[rows != NONE]
         inputs: IntArray = rows[
@@ -823,7 +833,14 @@ class Checkpointing:
         return inputs
 
     def _most_again(self, made: IntArray, kept: IntArray, begin: int, cut: int) -> int:
-        """Return the most bytes of a forward that runs again: what it saved stays, the rest dies as it did."""
+        """Return the most bytes of a forward that runs again. The tensors that it saves stay, the others die as before.
+
+        Args:
+            made: the allocations of the first forward.
+            kept: the allocations that it saved.
+            begin: the event at which it began.
+            cut: the event at which it had saved its last tensor. The second forward ends there.
+        """
         allocations = self._facts.allocations
         change = np.zeros(cut - begin + 1, dtype=np.int64)
         birth, death = allocations.birth_event[made], allocations.death_event[made]

@@ -4,21 +4,23 @@ The loss of a batch must be a mean over its samples. Then the gradients of the p
 recording shows most of the exceptions:
 
 1. An op combines each sample with the others, as a contrastive loss does with `z @ z.T` (`mixes_samples`).
-2. The loss is not linear in a mean over the batch, such as the product of two means (`BatchMeans`). An op that memwatch
-   does not know counts as not linear if its result lacks the batch.
+2. The loss is not linear in a mean over the batch. The product of two means is an example (`BatchMeans`). An op that
+   memwatch does not know counts as not linear if its result has no batch dimension.
 3. The loss has a sum over the batch that no op divides (`BatchMeans.is_sum`).
-4. The loss is a mean over the values that a mask or an index picks, such as the valid tokens. It divides by their
+4. The loss is a mean over the values that a mask or an index picks, such as the valid tokens. The divisor is their
    number in the whole batch (`_Picks`).
-5. The model writes a buffer or parameter in its forward and reads it too, such as a queue: later parts would read the
-   values of earlier parts (`state_of_forward`).
+5. The model writes a buffer or parameter in its forward and also reads it, such as a queue of past features. Later
+   parts would read the values of earlier parts (`state_of_forward`).
 6. A forward reads a result of an earlier one, such as the state of a recurrent network (`CarriedResults`).
-7. A cross entropy weighs its classes and divides by the sum of the weights of the whole batch (`weighs_classes`). One
-   with a loss for each sample does not divide.
-8. An op combines data along the batch, as `targets.softmax(0)`, or an index gives samples another order (`_Orders`).
+7. A cross entropy has class weights, and divides by the sum of the weights of all targets in the batch
+   (`weighs_classes`). With `reduction="none"` it does not divide.
+8. An op combines values along the batch dimension, as `targets.softmax(0)` does. Or an index puts the samples into
+   another order, as in mixup (`_Orders`).
 
-The recording has the dimension of such an op, and whether a loss of torch is a mean or a sum (`_Numbers`). It has no
-values. So the padding that a cross entropy ignores stays unknown, and the lines of the way count the targets of each
-part. If the program reads a number of the whole batch, the loss may depend on it, which is a condition of the way.
+The recording has the dimension along which an op works, and the `reduction` of torch's losses (`_Numbers`). It has no
+values of tensors. So memwatch does not know how many targets a cross entropy ignores as padding. The code that memwatch
+prints for the split counts the targets of each part. If the program reads a number that comes from the whole batch
+(`item()`), the loss may depend on it. The split then asks you to decide this.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ _SUMS: Final = frozenset((
 ))  # fmt: skip
 """Ops that add up values of the samples, or compute the mean."""
 _PLAIN_SUMS: Final = ("dot", "nansum", "sum")
-"""Those that never divide by the number of samples."""
+"""The ops of `_SUMS` that never divide by the number of samples."""
 _DIVIDING: Final = ("div", "mean", "nanmean")
 _OTHER_REDUCTIONS: Final = frozenset((
     "amax", "amin", "linalg_vector_norm", "logsumexp", "max", "median", "min", "norm", "prod", "std", "std_mean", "var",
@@ -95,20 +97,21 @@ _OTHER_REDUCTIONS: Final = frozenset((
 _MASKS: Final = ("bool", "uint8")
 """Types of the masks that pick values."""
 _COUNTS: Final = frozenset(("_unique", "_unique2", "bincount", "histc", "unique_consecutive", "unique_dim"))
-"""Ops that count equal values: their result never has the batch, whatever its size."""
+"""Ops that count equal values. Their result has no batch dimension, even if a size of it is the batch size."""
 _PICKS: Final = frozenset(("index", "index_select", "masked_select", "nonzero", "take"))
 """Ops that take some of the values."""
 _JOINING: Final = frozenset(("cat", "stack"))
-"""Ops whose result may have the values of several picks."""
+"""Ops that join tensors. Each of these tensors may have values that another op has picked."""
 _PLACED_BY_INTEGERS: Final = frozenset(("_grouped_mm", "embedding", "gather", "index", "index_select"))
-"""Ops whose integers only choose rows. The experts of a mixture get their tokens by such a count."""
+"""Ops whose integer arguments only choose rows. `_grouped_mm` finds the tokens of each expert by their counts."""
 _LINEAR: Final = frozenset((
     "_to_copy", "_unsafe_view", "add", "alias", "cat", "clone", "copy", "detach", "diagonal", "div", "expand", "index",
     "lift_fresh", "mean", "mul", "nan_to_num", "neg", "permute", "reshape", "rsub", "select", "slice", "squeeze",
     "stack", "sub", "sum", "t", "transpose", "unsqueeze", "view", "where",
 ))  # fmt: skip
-"""Ops that keep a mean a mean: a number times it, a sum with another, or another place for it. `mul` and `div` do so
-if the other value does not depend on the batch. `nan_to_num` and `where` are guards against losses that are NaN."""
+"""Ops that are linear in a mean: they scale it, add a value to it, copy it or move it. `mul` and `div` are linear if
+the other value does not depend on the batch. `nan_to_num` and `where` count too: they guard against losses that are
+NaN."""
 _SHIFTING: Final = ("add", "sub")
 """Ops that only add a value to a loss."""
 _WITHOUT_VALUES: Final = frozenset((
@@ -128,9 +131,10 @@ _RANDOM: Final = frozenset((
 _PLACING: Final = (
     "gather", "index", "narrow", "renorm", "scatter", "select", "slice", "split", "squeeze", "unsqueeze",
 )  # fmt: skip
-"""Beginnings of the names of ops that move values along a dimension, or change each row alone, and combine none."""
+"""Prefixes of the names of ops with a dimension that combine no values along it. They move values, or change each row
+alone."""
 _PUT_BACK: Final = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter")
-"""Beginnings of the names of ops that write rows to places that an index gives."""
+"""Prefixes of the names of ops that write rows to the places that an index gives."""
 _SUM: Final = 2
 """Torch's number of `reduction="sum"`."""
 REDUCED_BY_MEAN: Final = 1
@@ -141,9 +145,11 @@ _AS_THE_BATCH: Final = -1
 """The order of rows that no index has changed."""
 
 _NORMS: Final = ("BatchNorm", "InstanceNorm")
-"""Classes of torch whose running statistics no training reads. Batch norm has its own words."""
+"""Parts of the names of torch's classes whose running statistics are not read in training. If the program uses batch
+norm, the split says that the statistics of each part differ."""
 _HARMLESS_WRITES: Final = ("batch_norm", "embedding_renorm_")
-"""Ops that write running statistics, or scale rows of a table to a largest norm: a second call changes nothing."""
+"""Parts of the names of ops that write running statistics, or that scale rows of an embedding down to a largest norm. A
+second scaling changes nothing."""
 _MOST_OPS: Final = 10_000
 """Ops that are followed in a forward that writes its own state, and storages that are followed back from a result. Most
 programs have fewer in a step."""
@@ -178,7 +184,7 @@ class Refusal(NamedTuple):
 
 
 def base_of(name: str) -> str:
-    """Return the name of an op without its namespace, its overload and the mark of an op in place: `add`."""
+    """Return the name of an op without its namespace, its overload and the `_` of an op in place: `add`."""
     base = name.split(".")[1] if name.count(".") > 1 else name
     return base[:-1] if base.endswith("_") else base
 
@@ -194,9 +200,9 @@ def mixes_samples(
 ) -> bool:
     """Return True if an op combines each sample with the others.
 
-    The logits of a contrastive loss are such a product: `z @ z.T` has a row and a column for each sample. So is the
-    covariance `z.T @ z`. The product of the adjacency matrix of a graph with the features of its nodes sums over the
-    nodes.
+    Three products do this, for example. The logits `z @ z.T` of a contrastive loss have a row and a column for each
+    sample. The covariance `z.T @ z` sums over the samples. If the samples are the nodes of a graph, the product of the
+    adjacency matrix with the features sums over the nodes.
 
     Args:
         base: the op, as `mm`.
@@ -207,51 +213,56 @@ def mixes_samples(
         is_differentiated: whether the backward of the op ran.
     """
     if all(derived):
-        if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
-            # one column for each sample is no matrix: `[batch, time, 1]`
-            unstacked = [its for its in results if len(its) < 3 or its[0] == 1 or its[0] % batch]
-            if any(sum(size > 1 for size in its) <= 2 for its in unstacked):  # a matrix
+        if base in _PRODUCTS:
+            # a result `[batch, n, m]` has one product for each sample, so it combines no samples
+            unstacked = [shape for shape in results if len(shape) < 3 or shape[0] == 1 or shape[0] % batch]
+            if any(sum(size > 1 for size in shape) <= 2 for shape in unstacked):  # a matrix
                 return True
         elif base in _PAIRED and given:
+            # broadcasting `[n, 1]` with `[1, n]` gives a value for each pair of samples
             largest = max(map(math.prod, given))
-            leading = {its[0] for its in given if its}
+            leading = {shape[0] for shape in given if shape}
             return any(
-                its.count(size) > 1 and math.prod(its) >= size * largest
+                shape.count(size) > 1 and math.prod(shape) >= size * largest
                 for size in leading - {1}
-                for its in results
+                for shape in results
             )
     if not results:
         return False
-    its = results[0]
+    shape = results[0]
     if base in _ALONG_ONE_DIMENSION:
-        # an order of the samples alone, as for packed sequences, combines no values
-        its = given[0] if base == "topk" and given else its
-        return is_differentiated and [size % batch for size in its if size > 1] == [0]
-    if base.startswith("_scaled_dot_product"):
-        return len(its) > 2 and its[0] % batch != 0 and its[-2] % batch == 0
-    if base in _RECURRENT_LAYERS and given and len(given[0]) == 3:
+        # without a backward it only finds an order of the samples, as for packed sequences
+        shape = given[0] if base == "topk" and given else shape
+        return is_differentiated and [size % batch for size in shape if size > 1] == [0]
+    if base.startswith(
+        "_scaled_dot_product"
+    ):  # attention between samples: the batch stands where the time should
+        return len(shape) > 2 and shape[0] % batch != 0 and shape[-2] % batch == 0
+    if (
+        base in _RECURRENT_LAYERS and given and len(given[0]) == 3
+    ):  # the layer takes the samples for steps in time
         return given[0][0] % batch == 0 and given[0][1] % batch != 0
-    return base in MATRIX_PRODUCTS and _sums_over_samples(given, its, derived, batch)
+    return base in MATRIX_PRODUCTS and _sums_over_samples(given, shape, derived, batch)
 
 
 def _sums_over_samples(given: list[list[int]], result: list[int], derived: list[bool], batch: int) -> bool:
     """Return True if a product of two matrices, or of two stacks of matrices, sums over the samples.
 
-    The sizes of an argument are those of its storage, so the argument may be a transposed matrix, or may have fewer
-    dimensions. The dimension of a sum over the samples is a multiple of the batch.
+    An argument's sizes are those of its storage. The argument itself may be transposed or flattened. If the product
+    sums over the samples, the size of the summed dimension is a multiple of the batch.
     """
     if len(given) < 2:
         return False
     first, second = given[-2:]
     is_first, is_second = derived[-2:]
     has_batch = [
-        is_derived and _has_multiple(its, batch)
-        for its, is_derived in ((first, is_first), (second, is_second))
+        is_derived and _has_multiple(shape, batch)
+        for shape, is_derived in ((first, is_first), (second, is_second))
     ]
     if len(result) == 1:  # a matrix and a vector
         return has_batch[1] and len(second) == 1
     # `t[:, None]` has the storage of the vector `t`: a column, or a row if it is transposed
-    first, second = (its if len(its) > 1 else [*its, 1] for its in (first, second))
+    first, second = (shape if len(shape) > 1 else [*shape, 1] for shape in (first, second))
     stack, rows, columns = math.prod(result[:-2]), result[-2], result[-1]
     if stack > 1 and stack % batch == 0:
         return False  # one product for each sample
@@ -271,14 +282,15 @@ def _sums_over_samples(given: list[list[int]], result: list[int], derived: list[
     return False
 
 
-def _lies_as_matrix(its: list[int], rows: int, columns: int) -> bool:
+def _lies_as_matrix(shape: list[int], rows: int, columns: int) -> bool:
     """Return True if a storage of these sizes is the matrix `[rows, columns]` without a transposition.
 
     A batch of 32 images `[32, 3, 32, 32]`, flattened for a linear layer, also has the sizes of a transposed matrix,
     because an image is as wide as the batch.
     """
     return any(
-        math.prod(its[:place]) == rows and math.prod(its[place:]) == columns for place in range(1, len(its))
+        math.prod(shape[:place]) == rows and math.prod(shape[place:]) == columns
+        for place in range(1, len(shape))
     )
 
 
@@ -288,34 +300,41 @@ def _has_multiple(dimensions: list[int], batch: int) -> bool:
 
 
 class _Along(NamedTuple):
-    """A dimension along which an op combines values of its first tensor, as in `numbers`."""
+    """A dimension along which an op works on its first tensor, as a row of the table `numbers` has it.
+
+    Attributes:
+        dimension: the dimension, from 0.
+        dimensions: the number of dimensions of the tensor.
+        size: the size of the tensor in the dimension.
+        stride: its stride in the dimension (elements).
+    """
 
     dimension: int
     dimensions: int
     size: int
     stride: int
 
-    def crosses_samples(self, its: list[int], place: int, batch: int) -> bool | None:
-        """Return whether the dimension leads from one sample to another; None if the sizes do not tell.
+    def crosses_samples(self, shape: list[int], place: int, batch: int) -> bool | None:
+        """Return whether steps along the dimension lead from one sample to another; None if the sizes do not show it.
 
         Args:
-            its: the sizes of the storage, as it was made. The tensor may be a view of it.
+            shape: the sizes of the storage, as it was made. The tensor may be a view of it.
             place: the dimension of the batch among them.
             batch: the number of samples.
         """
-        if self.size <= 1 or not self.stride or not all(its):
+        if self.size <= 1 or not self.stride or not all(shape):
             return False
         # a slice, because a damaged file may have any number
-        if self.dimensions == len(its) and its[self.dimension : self.dimension + 1] == [self.size]:
+        if self.dimensions == len(shape) and shape[self.dimension : self.dimension + 1] == [self.size]:
             return self.dimension == place
-        row = math.prod(its[place + 1 :])
+        row = math.prod(shape[place + 1 :])
         reach = self.stride * (self.size - 1)
         if reach < row:
             return False
-        if its[place] == batch:
+        if shape[place] == batch:
             return self.stride % (row * batch) != 0
-        # The batch and another dimension are one, as in the result of nn.Linear. Either of them may be the first.
-        others = its[place] // batch
+        # The batch is merged with another dimension, as in the result of nn.Linear. Either of them may come first.
+        others = shape[place] // batch
         is_across = reach >= row * others, self.stride % (row * batch) != 0
         if is_across[0] == is_across[1]:
             return is_across[0]
@@ -325,7 +344,7 @@ class _Along(NamedTuple):
 
 
 class _Numbers:
-    """The dimensions and reductions among the arguments of ops. A capture of an earlier memwatch has none."""
+    """The dimensions and reductions among the arguments of ops. A capture of an earlier memwatch does not have them."""
 
     def __init__(self, facts: Facts) -> None:
         table = facts.capture.tables["numbers"]
@@ -341,19 +360,19 @@ class _Numbers:
                 self._along.setdefault(op, []).append(_Along(value, *rest))
 
     def along(self, op: int) -> list[_Along]:
-        """Return the dimensions along which an op combines values. If there are none, the op does not say."""
+        """Return the dimensions along which an op works; none if the recording does not show them."""
         return self._along.get(op, [])
 
     def reduction(self, op: int) -> int:
-        """Return the number of the reduction of a loss of torch; -1 if the op has none."""
+        """Return torch's number of the `reduction` of a loss; -1 if the op has none."""
         return self._reduction.get(op, NONE)
 
 
 class _Orders:
     """Follows the order of the samples, and finds ops that combine rows of different samples.
 
-    An index may give the samples another order, as the permutation of mixup does. An op that reads both orders combines
-    each sample with another one. A tensor that no data went into, such as noise, fits any order.
+    An index may put the samples into another order, as the permutation of mixup does. An op that reads tensors in both
+    orders combines each sample with another one. A tensor that no data went into, such as noise, has no order.
 
     Args:
         dimensions: a function from a storage to its sizes.
@@ -374,7 +393,7 @@ class _Orders:
     def mixing_op(
         self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
     ) -> int:
-        """Return the op that changed an order if an op combines two orders; -1 if it does not.
+        """Return the op that changed the order of the samples, if an op reads tensors in two orders; -1 if not.
 
         Args:
             op: its number.
@@ -408,15 +427,15 @@ class _Orders:
         return found
 
     def _reorders(self, given: list[int], changed: list[int]) -> bool:
-        """Return True if one index gives all rows of a storage another order, or picks as many of them."""
+        """Return True if an op picks as many rows of a storage by one index as the storage has."""
         if len(given) != 2 or len(changed) != 1 or not self._is_integer(given[1]):
             return False
-        its, index, left = map(self._dimensions, (given[0], given[1], changed[0]))
-        if len(index) != 1 or not its or not left or left[0] != index[0] or not self._has_rows(given[0]):
+        shape, index, left = map(self._dimensions, (given[0], given[1], changed[0]))
+        if len(index) != 1 or not shape or not left or left[0] != index[0] or not self._has_rows(given[0]):
             return False
-        if its[0] != index[0]:  # the batch and another dimension are one, as in the result of nn.Linear
-            return self._has_rows(given[1]) and math.prod(left) == math.prod(its)
-        return its[0] not in its[1:LEADING]
+        if shape[0] != index[0]:  # the batch is merged with another dimension, as in the result of nn.Linear
+            return self._has_rows(given[1]) and math.prod(left) == math.prod(shape)
+        return shape[0] not in shape[1:LEADING]
 
 
 def _combines(base: str) -> bool:
@@ -459,7 +478,8 @@ class BatchMeans:
         self._entropies: set[tuple[int, int]] = set()  # calls of cross_entropy
         self._means: set[int] = set()  # storages
         self._mixed: dict[int, Refusal] = {}
-        # sums of samples and values of the whole batch: their gradients are those of the samples
+        # results that add a value of the whole batch to the samples, such as targets minus their mean. Adding leaves
+        # the gradients of the samples as they are.
         self._shifted: set[int] = set()
         self._sums: set[int] = set()  # sums over the batch that no op has divided
         # values that come from data of the whole batch, such as the number of valid tokens
@@ -470,7 +490,7 @@ class BatchMeans:
         self._orders = _Orders(dimensions, self._has_rows, self._is_integer)
         self._numbers = _Numbers(facts)
         self._constants: set[int] = set()  # values that are the same for any data
-        self._whole: set[int] = set()  # values of data of the whole batch, also those from before the forward
+        self._whole: set[int] = set()  # as `_counts`, but also the values from before the forward has begun
         self.read_by = NONE
         self.has_other_terms = False
         self._targets: set[int] = set()  # of cross entropies
@@ -478,6 +498,7 @@ class BatchMeans:
         phase = ops["phase"]
         is_backward = phase == BACKWARD
         turns = np.flatnonzero(np.isin(phase, (BACKWARD, OPTIMIZER)))
+        # for each op, the next op of a backward or an optimizer step
         following = np.append(turns, -1)[np.searchsorted(turns, np.arange(len(phase)))]
         self._precedes_backward = (following >= 0) & is_backward[following]
         begins = np.flatnonzero(~is_backward[:-1] & is_backward[1:])
@@ -492,7 +513,9 @@ class BatchMeans:
     def refusal(
         self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
     ) -> Refusal | None:
-        """Return why an op of the forward makes the loss depend on its means in another way than linearly, if it does.
+        """Return why an op of the forward makes the parts of the batch train differently; None if it does not.
+
+        Call this for each op in turn: it also notes which results are means, sums and picked values.
 
         Args:
             op: its number.
@@ -535,7 +558,8 @@ class BatchMeans:
         is_sum_scaled = not self._sums.isdisjoint(given) and not self._prepared.keys().isdisjoint(given)
         if found is None and (
             self._is_scaled_by_count(op, base, given, changed, derived)
-            # a sum divided by a number of the whole batch: the lines would divide it by the number of parts too
+            # The program divides a sum by a number of the whole batch, and each part would do this too. The printed
+            # code would divide it by the number of parts once more.
             or (is_sum_scaled and base not in _SHIFTING)
         ):
             found = Refusal(Obstacle.COUNTED, op)
@@ -559,7 +583,7 @@ class BatchMeans:
                 if base in _PLAIN_SUMS or self._numbers.reduction(op) == _SUM:
                     self._sums.update(reduced)
         if self.is_differentiated(op):
-            # the backward of a sum is a view, so the op that reads the sum shows that it is a term of the loss
+            # the backward of a sum is only a view, so look at the sums that an op with a backward reads
             self.has_other_terms |= not self._other_terms.isdisjoint([*given, *changed])
         if found is not None:
             self._mixed.update(dict.fromkeys(changed, found))
@@ -648,13 +672,13 @@ class BatchMeans:
 
     def _is_along_samples(self, op: int, first: int) -> bool | None:
         """Return whether an op combines its first tensor along the batch; None if the recording does not tell."""
-        along, its = self._numbers.along(op), self._dimensions(first)
-        places = self._places_of_batch(its)
+        along, shape = self._numbers.along(op), self._dimensions(first)
+        places = self._places_of_batch(shape)
         if not along or not places or first in self._means:
             return None
-        if len(places) > 1 and its[places[0]] != self._batch:
+        if len(places) > 1 and shape[places[0]] != self._batch:
             return None
-        found = [each.crosses_samples(its, places[0], self._batch) for each in along]
+        found = [each.crosses_samples(shape, places[0], self._batch) for each in along]
         return True if True in found else None if None in found else False
 
     def knows_dimension(self, op: int, given: list[int]) -> bool:
@@ -673,7 +697,7 @@ class BatchMeans:
             self.read_by = op
 
     def begin_forward(self) -> None:
-        """Note that a backward has ended. What a program computes before its next forward belongs to the batch.
+        """Note that a backward has ended. Until the next forward begins, the program prepares its next batch.
 
         The next forward has a loss of its own, also if the program accumulates gradients.
         """
@@ -681,9 +705,8 @@ class BatchMeans:
         self._targets.clear()
 
     def begin_pass(self) -> None:
-        """Note that a forward begins. What a program computes before it calls its model belongs to the batch."""
-        self._has_begun = False
-        self._targets.clear()
+        """Note that a pass begins. Until the program calls its model, it prepares the batch."""
+        self.begin_forward()
         self._pass += 1
 
     def is_differentiated(self, op: int) -> bool:
@@ -710,7 +733,7 @@ class BatchMeans:
     def _is_unknown_reduction(
         self, base: str, samples: list[int], changed: list[int], is_along: bool | None
     ) -> bool:
-        """Return True if an op that reads samples removes the batch, and not by a sum or a mean.
+        """Return True if an op that reads samples removes the batch dimension, and not by a sum or a mean.
 
         Args:
             base: its name.
@@ -738,12 +761,12 @@ class BatchMeans:
         return any(size and size % self._batch == 0 for size in self._dimensions(storage))
 
     def _is_part_of_batch(self, given: list[int], result: int) -> bool:
-        """Return True if a result may be that of a part of the batch: the program may divide the batch itself."""
+        """Return True if a result may come from a part of the batch, because the program divides the batch itself."""
         left = self._dimensions(result)
         return any(
-            len(its) == len(left) and 1 < left[0] < its[0] and self._batch % left[0] == 0
-            for its in map(self._dimensions, given)
-            if its
+            len(shape) == len(left) and 1 < left[0] < shape[0] and self._batch % left[0] == 0
+            for shape in map(self._dimensions, given)
+            if shape
         )
 
     def _is_other_than_linear(self, op: int, base: str, given: list[int], count: int) -> bool:
@@ -761,9 +784,11 @@ class BatchMeans:
     ) -> bool:
         """Return True if a gradient depends on a value of the whole batch that is not among the samples.
 
-        That is so if an op reads samples or means and such a value, and does not only add it. It is so too if an op is
-        not linear in the sum of samples and such a value, as for targets minus their mean.
-        A cross entropy with label smoothing divides by the number of its targets, which the lines count.
+        There are two cases. An op reads samples or means together with such a value, and does more than add them. Or an
+        earlier op has added such a value to the samples, as in targets minus their mean, and this op is not linear.
+
+        The ops of a cross entropy do not count. With label smoothing it divides by the number of its targets, and the
+        printed code counts these.
         """
         counts = [each for each in given if each in self._counts and each not in derived]
         if base in _PLACED_BY_INTEGERS:
@@ -798,30 +823,30 @@ class BatchMeans:
         return bool(self._places_of_batch(self._dimensions(storage)))
 
     def _is_reduced(self, given: list[int], result: int) -> bool:
-        """Return True if a result of a reduction lacks the batch, which an argument has.
+        """Return True if a reduction removed the batch dimension: an argument has it, and the result does not.
 
-        If two dimensions may be the batch, the sizes alone do not tell which of them a sum has removed. Then the answer
-        is no.
+        If two dimensions may be the batch, the sizes do not show which of them the reduction removed. Then return
+        False.
         """
         left = self._dimensions(result)
         if all(size == 1 for size in left):
             return True
-        for its in map(self._dimensions, given):
-            of_batch = self._places_of_batch(its)
+        for shape in map(self._dimensions, given):
+            of_batch = self._places_of_batch(shape)
             if not of_batch:
                 continue
-            if len(left) == len(its):  # keepdim=True
-                if all(left[place] == 1 != its[place] for place in of_batch[:1]):
+            if len(left) == len(shape):  # keepdim=True
+                if all(left[place] == 1 != shape[place] for place in of_batch[:1]):
                     return True
                 continue
-            if len(of_batch) > 1 and its[of_batch[0]] == self._batch != its[of_batch[1]]:
+            if len(of_batch) > 1 and shape[of_batch[0]] == self._batch != shape[of_batch[1]]:
                 of_batch = of_batch[:1]
-            others = [size for place, size in enumerate(its) if place not in of_batch]
+            others = [size for place, size in enumerate(shape) if place not in of_batch]
             sizes = [size for size in left if size != 1]
             if not any(size % self._batch == 0 for size in sizes):
                 return True
             if _is_within(sizes, others) and not any(
-                _is_within_around(sizes, its, place) for place in of_batch
+                _is_within_around(sizes, shape, place) for place in of_batch
             ):
                 return True
         return False
@@ -833,10 +858,10 @@ class BatchMeans:
 class _Picks:
     """Follows values that a mask or an index picks from the batch, and finds the ops that reduce them.
 
-    The number of these values belongs to the whole batch: a part of it has another number for each sample. So a mean
-    over them is not the mean of the parts. A sum counts too, because its divisor may be a number of Python. Picked
-    rows may also go back to their places in a tensor with the whole batch, as the tokens of experts do. Then nothing
-    depends on their number.
+    The parts of a batch have different numbers of these values. So a mean over the picked values of the whole batch is
+    not the mean of the means of the parts. A sum counts too, because the program may divide it by a Python number.
+    Picked rows may also go back to their places in a tensor with the whole batch, as the tokens of experts do. Then
+    nothing depends on their number.
 
     Args:
         batch: the number of samples.
@@ -861,18 +886,18 @@ class _Picks:
         counts = {self._count_of[each] for each in given if each in self._count_of}
         is_reduced = False
         for each in changed:
-            its = self._dimensions(each)
-            if self._are_picked(base, given, its):
-                self._count_of[each] = its[0]
+            shape = self._dimensions(each)
+            if self._are_picked(base, given, shape):
+                self._count_of[each] = shape[0]
                 continue
-            if counts and base in _JOINING and its:
-                if its[0] % self._batch:  # otherwise the picks may be the whole batch together
-                    self._count_of[each] = its[0]
+            if counts and base in _JOINING and shape:
+                if shape[0] % self._batch:  # otherwise the picks may be the whole batch together
+                    self._count_of[each] = shape[0]
                 continue
-            kept = [count for count in counts if any(size % count == 0 for size in its if size)]
+            kept = [count for count in counts if any(size % count == 0 for size in shape if size)]
             if kept:
                 self._count_of[each] = max(kept)
-            elif counts and not self._has_batch(its):
+            elif counts and not self._has_batch(shape):
                 is_reduced = True
         return is_reduced
 
@@ -881,36 +906,36 @@ class _Picks:
         return self._count_of.keys()
 
     def _are_picked(self, base: str, given: list[int], result: list[int]) -> bool:
-        """Return True if a result has some of the samples, or of their values, and their number is not known before."""
+        """Return True if an op picks some of the samples, or some of their values, and the data decide how many."""
         if base not in _PICKS or not given or not result or not result[0]:
             return False
-        its, place = self._dimensions(given[0]), self._place_of_batch(self._dimensions(given[0]))
+        shape, place = self._dimensions(given[0]), self._place_of_batch(self._dimensions(given[0]))
         if place is None:
             return False
         if base in ("masked_select", "nonzero"):
             return True
         masks = [self._dimensions(each) for each in given[1:] if self._is_mask(each)]
         if masks:
-            return any(self._picks_samples(mask, its, place, result) for mask in masks)
+            return any(self._picks_samples(mask, shape, place, result) for mask in masks)
         # the program may divide the batch itself
-        is_part = len(its) == len(result) and 1 < result[0] < its[0] and self._batch % result[0] == 0
+        is_part = len(shape) == len(result) and 1 < result[0] < shape[0] and self._batch % result[0] == 0
         return not self._has_batch(result) and not is_part
 
-    def _picks_samples(self, mask: list[int], its: list[int], place: int, result: list[int]) -> bool:
+    def _picks_samples(self, mask: list[int], shape: list[int], place: int, result: list[int]) -> bool:
         """Return True if a mask covers the batch dimension, and not only others, such as the time.
 
         Args:
             mask: the sizes of the mask.
-            its: the sizes of the storage, which may have its leading dimensions in one.
+            shape: the sizes of the storage. Its leading dimensions may be merged into one.
             place: the dimension of the batch among them.
             result: the sizes of the result.
         """
         count = math.prod(mask)
-        covered = [range(end) for end in range(1, len(its) + 1) if math.prod(its[:end]) == count]
+        covered = [range(end) for end in range(1, len(shape) + 1) if math.prod(shape[:end]) == count]
         covered += [
             range(start, start + len(mask))
-            for start in range(len(its) - len(mask) + 1)
-            if its[start : start + len(mask)] == mask
+            for start in range(len(shape) - len(mask) + 1)
+            if shape[start : start + len(mask)] == mask
         ]
         if covered:
             return place in covered[0]
@@ -920,7 +945,7 @@ class _Picks:
         return any(size and size % self._batch == 0 for size in dimensions)
 
     def _place_of_batch(self, dimensions: list[int]) -> int | None:
-        """Return which of the leading dimensions is the batch, rather the one of this size than a multiple of it."""
+        """Return the leading dimension of the batch: the one of this size, or else the first that is a multiple."""
         leading = dimensions[:LEADING]
         if self._batch in leading:
             return leading.index(self._batch)
@@ -944,16 +969,16 @@ class CarriedResults:
         self._phase = ops["phase"]
         self._places = np.stack([ops["name"], ops["stack"], ops["module"]], axis=1)
         begins = np.diff(np.isin(self._phase, IN_BACKWARD).astype(np.int64), prepend=0) == 1
-        self._backwards = np.cumsum(begins)  # that began before each op
+        self._backwards = np.cumsum(begins)  # for each op, how many backwards have begun
         self._inputs = set(roles["storage"][roles["role"] == _INPUT].tolist())
         self._uses_by_op = Grouped(self._uses["op"])
         self._known: dict[int, bool] = {}
 
     def are_read_by(self, op: int, given: list[int]) -> bool:
-        """Return True if an op of a forward reads such a result.
+        """Return True if an op of a forward reads a result of an earlier forward.
 
-        The forward of the op must make another such result at the same place. So a result that stays the same for the
-        whole training, such as the features of a frozen model, does not count.
+        The op's own forward must make the result anew, at the same line and in the same module. So a result that stays
+        the same for the whole training, such as the features of a frozen model, does not count.
         """
         for storage in given:
             made_by = int(self._made_by[storage])
@@ -968,7 +993,7 @@ class CarriedResults:
         return False
 
     def _comes_from_inputs(self, result: int) -> bool:
-        """Return True if ops made a storage from other storages that were inputs of models."""
+        """Return True if the ops that led to a storage read an input of a model."""
         if result not in self._known:
             pending, seen, is_found = [result], {result}, False
             while pending and not is_found and len(seen) < _MOST_OPS:
@@ -985,13 +1010,13 @@ class CarriedResults:
 
 
 def _is_within(sizes: list[int], of: list[int]) -> bool:
-    """Return True if some sizes are among others, in the same order."""
+    """Return True if some sizes are among others, in the same order. Other sizes may be between them."""
     rest = iter(of)
     return all(size in rest for size in sizes)
 
 
 def _is_within_around(sizes: list[int], of: list[int], place: int) -> bool:
-    """Return True if some sizes are among others, in the same order, with the size at a place among them."""
+    """Return True if `_is_within` holds and the size at `place` of the others is one of the sizes."""
     return any(
         size == of[place]
         and _is_within(sizes[:number], of[:place])
@@ -1013,8 +1038,8 @@ def is_cross_entropy(base: str) -> bool:
 def runs_nodes_again(facts: Facts, start: int, end: int) -> bool:
     """Return True if several backwards of some ops run the same node: `backward(retain_graph=True)`.
 
-    A backward runs the nodes from the newest to the oldest, apart from those that it makes anew, as a checkpoint does.
-    So a node that runs again after an older one belongs to another backward.
+    A backward runs the nodes from the newest to the oldest. Only the nodes that it makes itself, as a checkpoint does,
+    may break this order. If a node runs again after an older node, it runs in another backward.
     """
     ops = facts.capture.tables["ops"]
     sequence = ops["sequence"][start:end][ops["phase"][start:end] == BACKWARD]
@@ -1034,7 +1059,8 @@ class StateOfForward(NamedTuple):
     """The parameters and buffers that the model changes in its own forward.
 
     Attributes:
-        read: names of those whose values reach the results: each part of a batch would read those of the part before.
+        read: names of those whose values reach the results. Each part of a batch would read the values of the part
+            before it.
         unread: names of the others, such as a count of calls.
         attributes: the names of all of them in their modules.
     """
@@ -1049,7 +1075,7 @@ def state_of_forward(facts: Facts, replaced: dict[int, str]) -> StateOfForward:
 
     Args:
         facts: what the capture shows.
-        replaced: the modules that replace one, or change a number, and the name of this attribute.
+        replaced: the modules that replace a parameter or buffer, or change a number, with the name of the attribute.
     """
     tables = facts.capture.tables
     ops, uses, roles = tables["ops"], tables["uses"], tables["roles"]
@@ -1092,7 +1118,7 @@ def _names_of_state(facts: Facts, storages: set[int]) -> dict[int, str]:
 
 
 def _is_harmless_write(facts: Facts) -> NDArray[np.bool_]:
-    """Return for each op whether it writes running statistics, or something else that no training reads."""
+    """Return for each op whether the values that it writes do not matter to the training, as running statistics."""
     ops, strings = facts.capture.tables["ops"], facts.strings
     classes = facts.places.module_tree.classes
     norms = {each for each in set(classes) if any(name in each for name in _NORMS)}
@@ -1106,7 +1132,7 @@ def _is_harmless_write(facts: Facts) -> NDArray[np.bool_]:
 
 
 def _read_by_results(facts: Facts, state: set[int], first_op: int) -> set[int]:
-    """Return the storages of some state whose values reach an op with a backward, or all code outside torch."""
+    """Return the storages of some state whose values reach an op whose backward ran."""
     uses, ops = facts.capture.tables["uses"], facts.capture.tables["ops"]
     makers = maker_of_node(facts.capture)
     differentiated = set(makers[makers != NONE].tolist())
@@ -1118,13 +1144,13 @@ def _read_by_results(facts: Facts, state: set[int], first_op: int) -> set[int]:
             continue
         rows = uses_by_op.within(op, op + 1)
         storages, access = uses["storage"][rows].tolist(), uses["access"][rows].tolist()
-        given = [each for each, way in zip(storages, access, strict=True) if way != _OUTPUT]
+        given = [each for each, kind in zip(storages, access, strict=True) if kind != _OUTPUT]
         reached = frozenset().union(*(origins.get(each, ()) for each in given))
         if not reached:
             continue
         if op in differentiated:
             read |= reached
-        for each, way in zip(storages, access, strict=True):
-            if way in (_WRITE, _OUTPUT) and each not in state:
+        for each, kind in zip(storages, access, strict=True):
+            if kind in (_WRITE, _OUTPUT) and each not in state:
                 origins[each] = origins.get(each, frozenset()) | reached
     return read

@@ -9,9 +9,9 @@ ways:
 2. The backward computes those of one part again, and their gradient.
 3. The gradient of the head's weight is alive from the first part on. Each part adds its gradient.
 
-The code of the way (`memwatch.way_lines`) gives the head a forward that returns a stand-in for the logits. For a
-stand-in, `torch.nn.functional.cross_entropy` computes the logits part by part. So `loss_in_parts` looks for a linear
-layer whose result goes to that function, called by the program's own code, and to nothing else.
+The printed code (`memwatch.way_lines`) gives the head a forward that returns a stand-in for the logits. If
+`torch.nn.functional.cross_entropy` gets a stand-in, it computes the logits part by part. So `loss_in_parts` looks for a
+linear layer whose result goes only to this function. The program's own code must call the function.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def loss_in_parts(
 ) -> LossInParts | None:
     """Return the change with a loss in parts.
 
-    It is None if there is no such loss, if something else reads the logits of one of them, and in distributed jobs.
+    Return None if no loss gets logits from a linear layer, if another op reads the logits, or in a distributed job.
 
     Args:
         facts: what the recording shows.
@@ -252,7 +252,8 @@ class _Change:
         in_forward = in_forward[allocations.nbytes[in_forward] >= least_bytes]
         in_backward = in_backward[allocations.nbytes[in_backward] >= least_bytes]
         self._gone += [in_forward, in_backward]
-        # the code of the way moves rows of the hidden states instead, so no part copies its logits, as `reshape` does
+        # The program may copy the logits, for example by `reshape`. The printed code reorders rows of the hidden states
+        # instead, so no part has such copies.
         in_forward, in_backward = (self._of_parts(rows, loss) for rows in (in_forward, in_backward))
 
         forward_event = self._timeline.event_of(loss.softmax_op)
@@ -277,13 +278,11 @@ class _Change:
         # with each part the gradient of the head's input grows, and the part's random state is dropped
         growth_bytes = max(0, (PARTS - 1) * (hidden_bytes // PARTS - self._rng_bytes))
         in_a_part = max(forward_bytes, backward_bytes) + parameter_bytes + growth_bytes
-        at_the_sum = (
-            logits_bytes // PARTS + 2 * parameter_bytes + growth_bytes
-        )  # of the earlier parts and this one
+        # the parameters' gradients of the earlier parts and of this one are added
+        at_the_sum = logits_bytes // PARTS + 2 * parameter_bytes + growth_bytes
         at_the_first_sum = 3 * parameter_bytes
-        at_the_joining = (
-            parameter_bytes + 2 * hidden_bytes - PARTS * self._rng_bytes
-        )  # of the input's gradient
+        # the parts of the gradient of the head's input are joined
+        at_the_joining = parameter_bytes + 2 * hidden_bytes - PARTS * self._rng_bytes
         most_bytes = max(in_a_part, at_the_sum, at_the_first_sum, at_the_joining)
         self._spikes.append(Spike(backward_event, most_bytes))
 

@@ -9,9 +9,9 @@ With n parts, the live bytes differ from the recording in four respects:
    the logits, dies when this function returns, unless autograd saved it.
 
 All bytes of a result stay if the program keeps it beyond the next pass, or reads it together with results of other
-passes. The parts together then keep as many bytes as the whole batch. What the program computes outside a pass stays as
-large too. An evaluation, for example, joins the outputs of all steps, or calls the model with a batch of its own. A
-metric of one step may move into the function.
+passes. The parts together then keep as many bytes as the whole batch. Results outside a pass stay as large too. An
+evaluation, for example, joins the outputs of all steps, or calls the model with a batch of its own. The metric of a
+single step scales with the batch: the function may compute it for each part.
 
 The batch size is the first dimension of the model's inputs. It must be the same for all inputs of the first call. For
 inputs of later calls it may be a multiple.
@@ -202,7 +202,8 @@ def micro_batches(
         refusal = Refusal(Obstacle.CREATED)
     if np.isin(roles["role"], OF_JOBS).any():
         refusal = Refusal(Obstacle.PROCESSES)
-    if refusal is None:  # otherwise the batches that a library accumulates would train differently too
+    # This refusal suggests to accumulate smaller batches in the library. After another refusal, this would be wrong.
+    if refusal is None:
         refusal = _backward_in_library(facts, passes)
     is_kept = _are_kept_by_each_part(facts, followed.rows, passes)
     is_kept |= np.isin(facts.allocations.storage[followed.rows], sorted(followed.read_outside))
@@ -218,7 +219,7 @@ def micro_batches(
     choices = [
         MicroBatches(
             parts,
-            # The first term removes all parts but one of each tensor, the second the last part of dead results.
+            # The first term leaves one part of each tensor. The second removes this part too, once a result is dead.
             ChangedBytes(whole * (parts - 1) // parts + of_dead // parts - kept),
             is_exact,
             followed.counts_targets,
@@ -244,7 +245,7 @@ def left_out(facts: Facts) -> str:
 
 
 def _backward_in_library(facts: Facts, passes: list[Pass]) -> Refusal | None:
-    """Return the refusal if a trainer's library calls backward: the code of this change replaces that call."""
+    """Return a refusal if a library, such as a trainer, calls backward. The printed code cannot replace that call."""
     ops = facts.capture.tables["ops"]
     is_backward = np.isin(ops["phase"], IN_BACKWARD)
     for each in passes:
@@ -253,7 +254,7 @@ def _backward_in_library(facts: Facts, passes: list[Pass]) -> Refusal | None:
         if stack == NONE:
             continue
         frames, owners = facts.call_stacks.frames(stack), facts.call_stacks.owners(stack)
-        # from the outside, because torch's backward may call a Function of a library
+        # from the outermost frame, because torch's backward may call a custom Function of a library
         caller = None
         for frame, owner in zip(reversed(frames), reversed(owners), strict=True):
             if owner is CodeOwner.TORCH and frame.function in _CALLS_OF_BACKWARD:
@@ -267,7 +268,7 @@ def _backward_in_library(facts: Facts, passes: list[Pass]) -> Refusal | None:
 
 
 def _has_large_workspace(facts: Facts, rows: IntArray) -> bool:
-    """Return True if the workspace of one op, added up, is more than `_LITTLE_RATIO` of the peak increase."""
+    """Return True if the workspace of any one op is more than `_LITTLE_RATIO` of the peak increase."""
     allocations = facts.allocations
     workspace = rows[allocations.storage[rows] == NONE]
     _, op = np.unique(allocations.op[workspace], return_inverse=True)
@@ -285,8 +286,8 @@ def _has_large_picks(facts: Facts, picked: Collection[int]) -> bool:
 def _divides_the_batch_itself(facts: Facts, passes: list[Pass]) -> bool:
     """Return True if the program calls its model for one chunk of a tensor at a time.
 
-    A part of the batch may then have no whole number of chunks. The recording has each storage as an input once, so a
-    call for a later chunk of the same storage has no input in it.
+    A part of the batch may then not be a whole number of chunks. The recording notes each storage as an input only
+    once. So the call for the first chunk has an input, and the calls for later chunks of the same storage have none.
     """
     calls, roles = facts.capture.tables["calls"], facts.capture.tables["roles"]
     in_backward = np.isin(facts.capture.tables["ops"]["phase"], IN_BACKWARD)
@@ -312,9 +313,9 @@ def _bytes_dead_after_forward(
 ) -> IntArray:
     """Return for each event the bytes of forward results that only variables of the step still keep.
 
-    Such a result becomes a local variable of the function in the code of this change. Two kinds of results are not
-    counted, because they must leave the function. An op outside the backward reads the first kind after the backward
-    has begun. The second kind lives longer than the next step.
+    Such a result becomes a local variable of the function in the printed code, so it dies when the function returns.
+    Two kinds of results are not counted, because the function must return them: results that an op outside the
+    backward reads after the backward has begun, and results that live longer than the next pass.
     """
     allocations, ops, uses = facts.allocations, facts.capture.tables["ops"], facts.capture.tables["uses"]
     count = len(ops["op"])
@@ -348,9 +349,9 @@ def _bytes_dead_after_forward(
 def _are_kept_by_each_part(facts: Facts, rows: IntArray, passes: list[Pass]) -> NDArray[np.bool_]:
     """Return for each allocation whether it outlives the pass after its own, as an output in a list does.
 
-    With micro-batches, the program keeps one for each part, so all bytes stay. The recording ends too early to show
-    this for the last passes. There, the allocations of the same size that the same calls and op made in earlier passes
-    decide.
+    With micro-batches, the program keeps one such output for each part, so all bytes stay. The recording ends too early
+    to show this for the last passes. There, an allocation is kept if the same op at the same line made allocations of
+    the same size in earlier passes, and all of these were kept.
     """
     allocations, last, ops = facts.allocations, len(facts.curve.live_bytes), facts.capture.tables["ops"]
     place = np.searchsorted([each.end_op for each in passes], allocations.op[rows], side="right")
@@ -368,7 +369,7 @@ def _are_kept_by_each_part(facts: Facts, rows: IntArray, passes: list[Pass]) -> 
 
 
 def _stretches(facts: Facts, window: range) -> list[range]:
-    """Return the ops of a window between two steps, or between a step and the start or the end of an iteration."""
+    """Divide a window of ops at each optimizer step and at each end of an iteration."""
     ops = facts.capture.tables["ops"]
     ends = np.searchsorted(ops["start_ns"], np.sort(facts.kept_across.ends_ns))
     steps = window.start + np.flatnonzero(ops["phase"][window.start : window.stop] == OPTIMIZER)
@@ -379,10 +380,14 @@ def _stretches(facts: Facts, window: range) -> list[range]:
 def _ops_of_parts(facts: Facts, window: range) -> NDArray[np.bool_]:
     """Return for each op of the recording whether the parts of a batch would run it.
 
-    In a stretch with a backward, these ops are connected to it: a backward runs through them, or their results reach
-    such an op (a teacher), or they read the result of such an op (a metric) or its inputs (the number of valid
-    targets). An evaluation before the forward is not connected, because only parameters and buffers are common to both.
-    A stretch without a backward has none of them.
+    They are the ops of a stretch (`_stretches`) that are connected to its backward:
+
+    - A backward runs through the op.
+    - The op's results reach such an op, as those of a teacher do.
+    - The op reads results of such an op, as a metric does, or its inputs, such as the number of valid targets.
+
+    An evaluation before the forward is not connected: it shares only parameters and buffers with the training. In a
+    stretch without a backward, no op is connected.
     """
     uses, phase = facts.capture.tables["uses"], facts.capture.tables["ops"]["phase"]
     uses_by_op, storage, is_output = Grouped(uses["op"]), uses["storage"], uses["access"] == _OUTPUT
@@ -423,7 +428,7 @@ def _inputs_of_parts(facts: Facts, is_of_part: NDArray[np.bool_]) -> set[int]:
     called_before = np.concatenate([[0], np.cumsum(is_of_part)])
     has_part = called_before[calls["end_op"]] > called_before[calls["start_op"]]
     is_input = roles["role"] == _INPUT
-    # an input belongs to the call that begins with its op, and calls around it begin there too
+    # the op of an input is the first op of its call, and of the calls around that begin there too
     return set(roles["storage"][is_input & np.isin(roles["op"], calls["start_op"][has_part])].tolist())
 
 
@@ -499,11 +504,11 @@ class _Followed(NamedTuple):
     Attributes:
         rows: the allocations that scale with the batch, as rows of `facts.allocations`.
         derived: the storages of the batch, and all storages that ops made from it.
-        read_outside: the results of a pass that the program keeps for an op that also reads those of others.
+        read_outside: the results of a pass that an op outside the passes reads together with results of other passes.
         counts_targets: True if one of the ops is a cross entropy, which may ignore some targets.
         picked: the storages with values that a mask or an index picked.
-        refusal: why the loss must be computed from the whole batch, because it is not a mean over independent samples,
-            or because a later call of a model gets only results, and some of its own; None if it need not.
+        refusal: why the parts would train differently (`independence.py`), or that the pass is a rollout
+            (`_ResultsOfModels`); None if neither was found.
         prepared_by: as in `Split`.
         read_by: as in `Split`.
         has_other_terms: as in `Split`.
@@ -555,7 +560,7 @@ def _follow(
     starts = {each.start_op for each in passes}
     outside = _Outside(facts, passes, inputs, means)
     derived = set(inputs)
-    rearranged: set[tuple[int, ...]] = set()  # sizes whose batch dimension is not among the first two
+    rearranged: set[tuple[int, ...]] = set()  # shapes whose batch dimension is not among the first two
     # made from neither the batch nor parameters, such as targets: they get no gradient
     data: set[int] = set()
     of_weights: set[int] = set()  # made from parameters and buffers alone, such as the norm of a weight
@@ -592,7 +597,10 @@ def _follow(
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
-        if phase[op] in (FORWARD, RECOMPUTE):  # a reentrant checkpoint makes nodes only as it computes again
+        if phase[op] in (
+            FORWARD,
+            RECOMPUTE,
+        ):  # a reentrant checkpoint makes nodes only when it computes again
             base = base_names[int(ops["name"][op])]
             if not means.knows_dimension(op, given) and mixes_samples(
                 base,
@@ -609,7 +617,7 @@ def _follow(
                 and phase[op + 1] == BACKWARD
                 and means.is_sum(given[0])
             ):
-                # its backward begins here: the loss itself is a sum
+                # `ones_like(loss)` begins a backward, so the loss itself is a sum
                 refusals.append(Refusal(Obstacle.SUM, op))
             refusals += filter(None, [means.refusal(op, base, given, [*results, *written], derived)])
             if (
@@ -640,12 +648,12 @@ def _follow(
             if number == NONE:
                 found.append(row)  # workspace of a kernel
                 continue
-            its = dimensions(number)
-            if sorted(its) in others:
-                continue  # a gradient of a parameter: it has the sizes of the parameter, or these transposed
-            if _has_batch_further_on(its, map(dimensions, derived.intersection(given)), batch):
-                rearranged.add(tuple(its))
-            if tuple(its) in rearranged or _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
+            shape = dimensions(number)
+            if sorted(shape) in others:
+                continue  # a gradient of a parameter: it has the shape of the parameter, maybe transposed
+            if _has_batch_further_on(shape, map(dimensions, derived.intersection(given)), batch):
+                rearranged.add(tuple(shape))
+            if tuple(shape) in rearranged or _has_row_per_sample(shape, int(allocations.nbytes[row]), batch):
                 found.append(row)
     rows = np.array(found, dtype=np.int64)
     refusal = refusals[0] if refusals else None
@@ -663,7 +671,7 @@ def _follow(
 
 
 class _Outside:
-    """Finds the ops that no part of the batch runs: they read results of passes before, and none of their own pass.
+    """Finds ops that no part of the batch runs: they read only results of earlier passes.
 
     Attributes:
         read: the results that such an op reads together with those of other passes.
@@ -686,18 +694,18 @@ class _Outside:
         return bisect.bisect_right(self._ends, op)
 
     def takes(self, op: int, given: set[int], changed: list[int], *, is_trained: bool) -> bool:
-        """Return True if an op runs outside the parts, and note what it reads and changes.
+        """Return True if an op runs outside the parts. Note what it reads and changes.
 
         Args:
             op: its number.
-            given: the storages that it reads, of those that depend on the batch.
+            given: the storages that it reads and that depend on the batch.
             changed: the storages that it makes or writes.
             is_trained: whether a backward runs the op or runs through it. Such an op belongs to a part.
         """
         place = self._place(op)
         passes = {self._pass_of.get(each, place) for each in given}
         results = given - self._inputs
-        # a batch may be made once for all passes, so an op of a later pass reads it as its own
+        # One batch may serve all passes. So an op that reads nothing but one batch belongs to its own pass.
         is_outside = place not in passes and (bool(results) or len(passes) > 1)
         is_outside |= place == len(self._ends) and not self._ends_in_forward
         is_outside &= not is_trained
@@ -714,10 +722,10 @@ class _Outside:
 
 
 class _ResultsOfModels:
-    """Finds rollouts: passes in which a later call of a model has only results as inputs, and its own among them.
+    """Finds rollouts: passes in which a model is called again with results only, some of which are its own.
 
-    Each call of a recurrent network also gets a new input, so it is not a rollout. A head that gets several results of
-    another model is none either.
+    A recurrent network is not a rollout, because each call also gets a new input. A head is not one either, if it gets
+    several results of another model.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -729,7 +737,7 @@ class _ResultsOfModels:
             *(calls[name][is_outermost].tolist() for name in ("start_op", "end_op", "module")), strict=True
         ):
             self._model_of_op[start:end] = model
-        # storages by the first op of the call, and by module
+        # the input storages of calls, by the first op of the call and by the name in `roles`
         self._inputs: dict[int, dict[int, list[int]]] = {}
         rows = np.flatnonzero(roles["role"] == _INPUT)
         for op, name, storage in zip(
@@ -745,7 +753,7 @@ class _ResultsOfModels:
         self._models_of.clear()
 
     def are_the_inputs_of_call(self, op: int) -> bool:
-        """Return True if an op begins a later call of a model that has only results as inputs, and some of its own."""
+        """Return True if an op begins a repeated call whose inputs are results only, some of the model itself."""
         found, model = False, int(self._model_of_op[op])
         for name, storages in self._inputs.get(op, {}).items():
             models = [self._models_of.get(each, frozenset()) for each in storages]
@@ -769,14 +777,14 @@ class _ResultsOfModels:
             self._models_of.update(dict.fromkeys(changed, models))
 
 
-def _has_batch_further_on(its: list[int], given: Iterable[list[int]], batch: int) -> bool:
-    """Return True if a result may have the values of an argument with a row for each sample in another order.
+def _has_batch_further_on(shape: list[int], given: Iterable[list[int]], batch: int) -> bool:
+    """Return True if a result may have the values of an argument with a row for each sample, in another layout.
 
-    It has as many values, and a dimension behind the first two that is a multiple of the batch. For example,
+    It has as many values, and a dimension after the first two that is a multiple of the batch. For example,
     `nn.MultiheadAttention` computes queries, keys and values as `[3, time, batch, width]`.
     """
-    return any(size and size % batch == 0 for size in its[LEADING:]) and any(
-        math.prod(each) == math.prod(its) and _has_row_per_sample(each, 0, batch) for each in given
+    return any(size and size % batch == 0 for size in shape[LEADING:]) and any(
+        math.prod(each) == math.prod(shape) and _has_row_per_sample(each, 0, batch) for each in given
     )
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def offloaded(
     facts: Facts, saved: SavedTensors, timeline: Timeline, spans: Iterable[tuple[int, int]]
 ) -> ChangedBytes:
-    """Return what changes if the tensors that some calls save wait on the host.
+    """Return what changes if the tensors that some calls save are on the host until the backward reads them.
 
     Args:
         facts: what the capture shows.
@@ -79,8 +79,8 @@ def offloaded(
 #
 # 1. Tensors that the call made and autograd saved die after their last use in the call. Tensors that an op outside
 #    reads later are left as they are, because a variable of the program may keep them.
-# 2. Tensors from outside that the call reads, such as the batch, die with the graph only if it is the last to keep
-#    them. Without it they die where the program's variable gets the next batch.
+# 2. The call reads tensors from outside, such as the batch. If the graph is the last to keep such a tensor, it dies
+#    earlier without the graph: when the program's variable gets the next batch.
 def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> ChangedModules | None:
     """Return the change if some outermost modules run without a graph; None if each of them needs its graph.
 
@@ -146,10 +146,10 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> Chan
 def _given_until(
     facts: Facts, saved: SavedTensors, timeline: Timeline, in_calls: NDArray[np.bool_]
 ) -> dict[int, int]:
-    """Return the tensors from outside that only the graphs of some calls keep in the end, and the op that frees each.
+    """Return the tensors from outside that the graphs of some calls keep longest, with the op that frees each instead.
 
-    If the same calls of the program make the next tensor, its variable no longer holds this one. A tensor that is not
-    followed by another is left out, because its variable may stay.
+    If the same line of the program makes the next such tensor, the variable no longer refers to this one. A tensor
+    that no other follows is left out, because its variable may stay.
 
     Args:
         facts: what the capture shows.
@@ -194,7 +194,7 @@ _READ, _OUTPUT = ACCESSES.index("read"), ACCESSES.index("output")
 
 
 def in_place(facts: Facts, saved: SavedTensors, timeline: Timeline) -> ChangedModules | None:
-    """Return what changes if each activation that may do so writes over its input; None if none may.
+    """Return what changes if the activations write over their inputs where autograd allows it; None if it never does.
 
     Args:
         facts: what the capture shows.
@@ -254,9 +254,9 @@ def in_place(facts: Facts, saved: SavedTensors, timeline: Timeline) -> ChangedMo
 
 # Estimate models in float32 in place of float64, which NumPy gives a program that never asked for it.
 #
-# All that a float64 model computes is float64, down to the gradients and the optimizer's state, and has half the bytes
-# in float32. The same holds for what a float32 model computes with a float64 buffer. The inputs stay as the program
-# makes them, and each gets a copy in float32.
+# All tensors that a float64 model computes are float64, also the gradients and the optimizer's state. In float32 they
+# have half the bytes. The same holds for the tensors that a float32 model computes with a float64 buffer. The inputs
+# stay as the program makes them, and each gets a copy in float32.
 _DOUBLE: Final = "float64["
 _STATE: Final = tuple(map(ROLES.index, ("parameter", "buffer")))
 _INPUT: Final = ROLES.index("input")
@@ -278,17 +278,14 @@ def in_single_precision(facts: Facts, timeline: Timeline) -> ChangedModules | No
     rows = np.flatnonzero((allocations.storage != NONE) & allocations.counted)
     rows = rows[is_double[allocations.storage[rows]]]
     of_state = np.isin(roles["role"], _STATE) & is_double[roles["storage"]]
-    parents = facts.places.module_tree.parents
-    roots = set()
-    for module in np.unique(roles["module"][of_state]).tolist():
-        root = module
-        while parents[root] != NONE:
-            root = parents[root]
-        roots.add(root)
+    tree = facts.places.module_tree
+    owners = np.unique(roles["module"][of_state & (roles["module"] != NONE)]).tolist()
+    roots = {list(tree.with_ancestors(module))[-1] for module in owners}
     if not roots:
         return None
     inputs = np.unique(roles["storage"][roles["role"] == _INPUT])
     is_input = np.isin(allocations.storage[rows], inputs)
+    # an input stays, and its float32 copy takes half of its bytes more
     halves = (timeline.bytes_of(rows[~is_input]) - timeline.bytes_of(rows[is_input])) // 2
     copies = _bytes_of_conversions(facts, timeline, is_double, inputs)
     return ChangedModules(tuple(sorted(roots)), ChangedBytes(halves + copies))
@@ -297,13 +294,15 @@ def in_single_precision(facts: Facts, timeline: Timeline) -> ChangedModules | No
 def _bytes_of_conversions(
     facts: Facts, timeline: Timeline, is_double: NDArray[np.bool_], inputs: IntArray
 ) -> IntArray:
-    """Return, per event, the bytes of conversions between float32 and float64, which give back their input then.
+    """Return, per event, the bytes that conversions between float32 and float64 no longer take.
+
+    In a float32 model, such a conversion (`tensor.to`) returns its input. So one tensor lives in place of two.
 
     Args:
         facts: what the capture shows.
         timeline: its ops and events.
         is_double: which storages are float64.
-        inputs: the storages of inputs, which are converted as before.
+        inputs: the storages of inputs. They stay float64, so they are still converted.
     """
     uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
     names = [number for number, text in enumerate(facts.strings) if str(text) == _CONVERSION]

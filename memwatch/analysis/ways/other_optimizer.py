@@ -4,8 +4,8 @@ That changes a recording at two places:
 
 1. The state has other sizes. SGD keeps one tensor of a parameter's size. Adafactor keeps a row and a column of a
    matrix, and the whole of a vector.
-2. The step has other temporaries. With `foreach=False` SGD needs none. Adafactor needs an update of the parameter's
-   size, and its variable keeps the one of the previous parameter meanwhile (torch 2.13).
+2. The step has other temporaries. With `foreach=False` SGD needs none. Adafactor makes an update of the parameter's
+   size. Meanwhile a variable still keeps the update of the parameter before (torch 2.13).
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class _State(NamedTuple):
 def other_optimizers(facts: Facts, timeline: Timeline) -> list[OtherOptimizer]:
     """Return the optimizers that would keep less state; empty if there is no single optimizer with state.
 
-    It is also empty if the optimizer steps in the backward. The lines would come after the hooks, which go on with the
-    former optimizer. And it is empty if the optimizer reads sparse gradients: Adafactor and the momentum of SGD keep
-    dense state for them, or refuse them.
+    It is also empty in two more cases. If the optimizer steps in the backward, the program's hooks would still use the
+    former optimizer. If the optimizer reads sparse gradients, Adafactor and SGD with momentum refuse them or keep dense
+    state for them.
     """
     if steps_in_backward(facts) or _has_sparse_gradients(facts):
         return []
@@ -123,8 +123,8 @@ def ends_within_two_iterations(facts: Facts) -> bool:
 def _may_have_another_optimizer(facts: Facts, name_of: dict[int, tuple[int, int]], stepped: set[int]) -> bool:
     """Return True if another optimizer may step later than the end of a recording that was cut off.
 
-    It may be that of a model whose parameters no step has updated yet, such as the generator of a GAN while the
-    discriminator trains. Its gradients may not exist yet.
+    There may be a model that no recorded step updates, such as the generator of a GAN while only the discriminator has
+    trained so far. Its gradients may not exist yet.
 
     Args:
         facts: what the capture shows.
@@ -141,7 +141,7 @@ def _may_have_another_optimizer(facts: Facts, name_of: dict[int, tuple[int, int]
     if not stepped or not ends_within_two_iterations(facts):
         return False
     if facts.capture.tables["ops"]["phase"][-1] == OPTIMIZER:
-        return False  # in a step, the loop over the parameters may not have come to the others
+        return False  # the recording ends in a step, which may not have reached all its parameters yet
     return not {name_of[each] for each in stepped}.issuperset(name_of.values())
 
 
@@ -150,21 +150,15 @@ def _models_of_parameters(facts: Facts) -> dict[int, int]:
 
     A part that it does not call belongs to the outermost module with no called module around or in it.
     """
-    roles, parents = facts.capture.tables["roles"], facts.places.module_tree.parents
+    roles, tree = facts.capture.tables["roles"], facts.places.module_tree
     called = set(facts.capture.tables["calls"]["module"].tolist())
-    has_called_part: set[int] = set()
-    for module in called:
-        above = parents[module]
-        while above != NONE:
-            has_called_part.add(above)
-            above = parents[above]
+    has_called_part = {above for module in called for above in tree.with_ancestors(tree.parents[module])}
     found = {}
     for module in np.unique(roles["module"][roles["role"] == _PARAMETER]).tolist():
-        model, above = module, module
-        while above != NONE:
+        model = module
+        for above in tree.with_ancestors(module):
             if above in called or above not in has_called_part:
                 model = above
-            above = parents[above]
         found[module] = model
     found.pop(NONE, None)
     return found

@@ -28,11 +28,11 @@ class ReadInPython(NamedTuple):
 
 
 def read_before_backward(facts: Facts, forwards: Iterable[range]) -> ReadInPython | None:
-    """Return the first such line that may belong to some forwards; None if there is none.
+    """Return the first line that may read values for the loss of some forwards; None if there is none.
 
-    It lies in a function that calls ops of a forward, before the line of this function that calls the backward. If the
-    training is a loop in this function, the line is in the loop. The recording does not show which tensor is read, nor
-    the reads of functions without ops.
+    The line is in a function that calls ops of a forward, and stands before the line that calls the backward. If the
+    function trains in a loop, the line is in the same loop. The recording does not show which tensor the line reads,
+    nor reads in functions that call no ops.
 
     Args:
         facts: the facts of the capture.
@@ -55,6 +55,7 @@ def read_before_backward(facts: Facts, forwards: Iterable[range]) -> ReadInPytho
         function = (file, name)
         if function not in lines or line > last.get(function, line):
             continue
+        # the first and the last line of each loop of the function
         loops = [range(start, end + 1) for start, end in zip(numbers[::2], numbers[1::2], strict=False)]
         loop = next((loop for loop in loops if line in loop), None)
         if any(at in loop if loop else not any(at in each for each in loops) for at in lines[function]):

@@ -1,6 +1,6 @@
-"""Search for ways: changes of the program, simulated on one recording. The way with the lowest peak comes first.
+"""Search for ways: changes of the program, each with the peak that it would have. The lowest peak comes first.
 
-A way is a change of the program, with the peak that it would have.
+memwatch simulates each change on one recording. It prints the code of the change, which this module calls the lines.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ _DROPOUT: Final = ("native_dropout", "bernoulli_")
 """Parts of the names of the ops that dropout calls (torch 2.13)."""
 _GRADIENT: Final = ROLES.index("gradient")
 _MODEL, _OPTIMIZER = "model", "optimizer"
-"""Words of the lines for a model and an optimizer that no variable of the program leads to."""
+"""What the lines call a model or an optimizer that no variable of the program leads to. A comment above the lines says
+that you have to replace these words."""
 
 
 class _Change(NamedTuple):
@@ -155,8 +156,8 @@ class _Search:
     def ways(self) -> list[Way]:
         """Return the ways that lower the peak by enough.
 
-        A checkpoint together with another change must also lower the peak by enough below all single ways that can be
-        part of such a pair.
+        A pair is a checkpoint together with another change. Its peak must also be lower by enough than the peak of each
+        single change that may be part of a pair.
         """
         blocks = self._blocks()
         # a checkpoint around every second block saves less memory, and computes only half of the blocks again
@@ -176,21 +177,21 @@ class _Search:
         ]
         most_bytes = self._facts.curve.peak_bytes - self._least_bytes
         combinable = [change for change in changes if not change.is_alone]
-        apart = [self._way(checkpoint, None) for checkpoint in checkpoints]
-        apart += [self._way(None, change) for change in combinable]
-        alone = [
-            *apart,
+        parts_of_pairs = [self._way(checkpoint, None) for checkpoint in checkpoints]
+        parts_of_pairs += [self._way(None, change) for change in combinable]
+        single = [
+            *parts_of_pairs,
             *(self._way(None, change) for change in self._without_needless_parts(changes) if change.is_alone),
         ]
-        found = [way for way in alone if way.peak_bytes <= most_bytes]
-        lowest = min((way.peak_bytes for way in apart), default=most_bytes)
-        together = [
+        found = [way for way in single if way.peak_bytes <= most_bytes]
+        lowest = min((way.peak_bytes for way in parts_of_pairs), default=most_bytes)
+        pairs = [
             self._way(checkpoint, change)
             for checkpoint in checkpoints
             for change in combinable
             if not self._are_around(checkpoint.modules, change.modules)
         ]
-        found += [way for way in together if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
+        found += [way for way in pairs if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
         return sorted(found, key=lambda way: way.peak_bytes)
 
     def _way(self, checkpoint: _Checkpoint | None, change: _Change | None) -> Way:
@@ -227,15 +228,17 @@ class _Search:
     def _are_in_first_model(self, modules: Iterable[int]) -> bool:
         """Return True if some modules are the first model with an optimizer, or are in it. True without a step."""
         first = self._first_model
-        return first == NONE or all(first in self._with_ancestors(module) for module in modules)
+        return first == NONE or all(first in self._tree.with_ancestors(module) for module in modules)
 
     @cached_property
     def _first_model(self) -> int:
         """The first outermost called module with a parameter that an optimizer updates; -1 if no step was recorded."""
         calls = self._facts.capture.tables["calls"]
-        models = {module for stepped in self._stepped_modules for module in self._with_ancestors(stepped)}
+        models = {
+            module for stepped in self._stepped_modules for module in self._tree.with_ancestors(stepped)
+        }
         is_of_model = (calls["depth"] == 0) & np.isin(calls["module"], list(models))
-        # `fit` passes by a call without a graph
+        # `fit` skips a call without a graph
         saved_op = np.sort(self._saved.saved_op)
         has_graph = np.searchsorted(saved_op, calls["start_op"]) < np.searchsorted(
             saved_op, calls["end_op"], side="right"
@@ -260,8 +263,8 @@ class _Search:
     def _blocks(self) -> list[int]:
         """Return the set of blocks that lowers the peak most, without the blocks that hardly contribute to it.
 
-        The repeated blocks come first, because the lines for them are the shortest. A later set must lower the peak
-        further by enough to replace an earlier one.
+        The repeated blocks are tried first, because the lines for them are the shortest. A later set replaces an
+        earlier one only if its peak is lower by enough.
         """
         best: list[int] = []
         lowest = self._facts.curve.peak_bytes
@@ -277,7 +280,9 @@ class _Search:
         return self._without_needless(best, lowest)
 
     def _without_needless(self, modules: list[int], lowest: int) -> list[int]:
-        """Drop modules as long as all dropped ones together hardly raise the peak; try the last to run first.
+        """Return the modules without those that hardly lower the peak. Try to drop the last one that runs first.
+
+        All dropped modules together may raise the peak by `_GIVEN_UP_RATIO` of what the checkpoints spare.
 
         Args:
             modules: the modules, in the order of their calls.
@@ -396,7 +401,7 @@ class _Search:
                 is_alone=True,
             )
             for other in (other_optimizers(self._facts, self._timeline) if is_only_one else [])
-            # later, the lines get the parameters from the model
+            # if a library makes the optimizer, the lines get the parameters from the model
             if not self._are_made_later or len(self._stepped_models) == 1
         ]
         if self._are_made_later:
@@ -422,7 +427,7 @@ class _Search:
         return found
 
     def _fused_step_in_backward(self, spared: ChangedBytes) -> _Change:
-        """Return both changes of the optimizer in one. The copies that step in the backward take over `fused`."""
+        """Return a fused step in the backward. The lines copy the optimizer, and the copies have `fused` set too."""
         kinds = ("fused", "step_in_backward")
         return _Change(
             kind=" + ".join(kinds),
@@ -436,9 +441,9 @@ class _Search:
         )
 
     def _offload(self, modules: list[int]) -> list[_Change]:
-        """Return the offload of some modules' saved tensors.
+        """Return the change that offloads the saved tensors of some modules to the host.
 
-        It is empty on the host, and if there are checkpoints already.
+        There is none on the host, or if the program has checkpoints already.
         """
         if is_host(self._facts.device) or not modules or self._facts.capture.rows("recomputes"):
             return []
@@ -532,6 +537,7 @@ class _Search:
             decision += words.VALUES_READ.format(
                 read=words.OP_AT.format(op=words.CALL.format(method=method), line=short_place(site))
             )
+        about_targets = words.COUNTED_TARGETS + (words.OTHER_TERMS if split.has_other_terms else "")
         return [
             _Change(
                 kind="micro_batches",
@@ -539,7 +545,7 @@ class _Search:
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="simulated" if found.is_exact else "estimated",
-                decision=decision + (self._about_targets(split) if found.counts_targets else ""),
+                decision=decision + (about_targets if found.counts_targets else ""),
                 lines=LINES["micro_batches, counted" if found.counts_targets else "micro_batches"].format(
                     parts=found.parts
                 ),
@@ -548,14 +554,10 @@ class _Search:
             for found in split.choices
         ]
 
-    @staticmethod
-    def _about_targets(split: Split) -> str:
-        return words.COUNTED_TARGETS + (words.OTHER_TERMS if split.has_other_terms else "")
-
     def _would_matter(self, split: Split) -> bool:
-        """Return True if a batch that is not split would lower the peak by enough.
+        """Return True if a split that memwatch refuses would lower the peak by enough.
 
-        If the batch is not known, this is so if half of the activations at the peak are enough bytes.
+        If the batch size is not known, assume that the split would free half of the activations at the peak.
         """
         peaks = [self._checkpointing.peak_bytes([], found.bytes) for found in split.choices]
         if peaks:
@@ -580,8 +582,8 @@ class _Search:
     def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:
         """Yield the changes, but leave out those with a needless part.
 
-        More parts of the batch take more time, so each number of micro-batches must lower the peak by enough below the
-        one before. And two changes of the optimizer must lower it by enough below each of them.
+        More micro-batches take more time. So the peak with each number of them must be lower by enough than with the
+        number before. The peak with a pair of changes of the optimizer must be lower by enough than with each of them.
         """
         lowest = self._facts.curve.peak_bytes
         peaks = {
@@ -633,7 +635,7 @@ class _Search:
                 bytes=found.bytes,
                 time_ratio=1 - found.spared_ns / self._checkpointing.ops_ns,
                 basis="simulated",
-                decision="",  # the recording shows that nobody reads them, and the code has a comment for later
+                decision="",  # nothing read these gradients, and a comment in the lines says when you need them
                 lines="\n".join(self._lines("unread_gradients", list(found.modules))),
                 modules=found.modules,
                 is_alone=True,
@@ -699,12 +701,7 @@ class _Search:
 
     def _are_around(self, modules: Collection[int], inner: Collection[int]) -> bool:
         """Return True if one of `modules` also is in `inner`, or holds a module of `inner`."""
-        return any(each in modules for module in inner for each in self._with_ancestors(module))
-
-    def _with_ancestors(self, module: int) -> Iterator[int]:
-        while module != NONE:
-            yield module
-            module = self._tree.parents[module]
+        return any(each in modules for module in inner for each in self._tree.with_ancestors(module))
 
     def _have_former(self, modules: Iterable[int]) -> bool:
         """Return True if the program has replaced one of some modules: `get_submodule` does not find it."""
@@ -716,13 +713,13 @@ class _Search:
 
     def _place(self, module: int) -> tuple[int, str]:
         """Return the model that holds a module, and the module's name in it; "" is the model itself."""
-        *_, root = self._with_ancestors(module)
+        *_, root = self._tree.with_ancestors(module)
         if module == root:
             return root, ""
         return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")
 
     def _names_in_models(self, modules: list[int]) -> str:
-        """Return the names of some modules in their model, after the model's if there are several models."""
+        """Return the names of some modules in their model. With several models, each begins with the model's name."""
         places = [self._place(module) for module in modules]
         is_one = len({root for root, _ in places}) == 1
         names = [
@@ -767,12 +764,12 @@ class _Search:
         used = {_MODEL: [*map(self._expression_of, roots)], _OPTIMIZER: expressions.get("optimizers", [])}
         replaced = []
         if self._are_made_later:
-            del used[_OPTIMIZER]  # the lines do without it, or make it
+            del used[_OPTIMIZER]  # the lines need no optimizer, or make one
         code = re.sub(r"#.*", "", lines)
         for word, known in used.items():
             is_in_lines = re.search(rf"(?<![\w.'\"]){word}(?!\w)", code) is not None
             is_in_program = word in known
-            # then the lines use these expressions, and the word is a part of other code
+            # if so, the lines have these expressions, and the word is there by chance
             has_all_expressions = bool(known) and all(known)
             if is_in_lines and not is_in_program and not has_all_expressions:
                 replaced.append(word)

@@ -1,15 +1,16 @@
-"""Estimate embeddings with sparse gradients, which have a row for each index of the batch, not for each of the table.
+"""Estimate embeddings with sparse gradients.
 
-The backward of an `nn.Embedding` makes a gradient of the table's size, though a batch reads few of its rows. With
-`sparse=True` the gradient has those rows and their indices alone. That changes a recording at two places:
+The backward of an `nn.Embedding` makes a gradient of the table's size, though a batch reads only a few rows. With
+`sparse=True` the gradient has only these rows, one for each index of the batch, and their indices. That changes a
+recording at two places:
 
 1. The gradient of the table has the bytes of its rows.
 2. The temporaries of the optimizer's step that have the table's size are gone. `SparseAdam` makes some of the size of
    the sparse gradient instead. The state keeps its size.
 
 It needs an optimizer that takes sparse gradients: SGD without momentum, Adagrad, both without weight decay, or
-`SparseAdam`. A table that another op reads too, such as the head of a language model, has a gradient that is the sum of
-two, and is left out.
+`SparseAdam`. If another op reads the table too, such as the head of a language model, the gradient is a sum of two.
+Such a table is left out.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ _DENSE_STEP_OF_ADAGRAD: Final = (
     "aten._foreach_sqrt.default",
     "aten._foreach_mul.ScalarList",
 )
-"""The ops whose results a step of Adagrad has of the table's size. Weight decay has others, and a fused step none."""
+"""The ops of a step of Adagrad whose results have the table's size. With weight decay there are other ops, and in a
+fused step there are none."""
 
 
 class SparseGradients(NamedTuple):
@@ -100,7 +102,8 @@ def sparse_gradients(facts: Facts, timeline: Timeline) -> SparseGradients | None
     tables = list(_tables(facts, dimensions_of))
     temporaries = _temporaries(facts, timeline, dimensions_of)
     states = max((table.states for table in tables), default=0)
-    if states == 0:  # SGD with weight decay, or a step that does something else with a dense gradient
+    if states == 0:
+        # SGD makes temporaries of the table's size if it has weight decay, which takes no sparse gradients
         tables = [table for table in tables if tuple(table.dimensions) not in temporaries]
     elif states == _STATES_OF_ADAGRAD:
         tables = [
@@ -158,7 +161,10 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def count_of_indices(lookup: int, width: int) -> int:
-        """Return the number of indices of a lookup, 0 if unknown. A bag's are at most the largest of its operands."""
+        """Return the number of indices of a lookup; 0 if unknown.
+
+        For an `EmbeddingBag`, return the size of its largest argument beside the table, which is at least that number.
+        """
         rows = uses_by_op.within(lookup, lookup + 1)
         if strings[ops["name"][lookup]] == _LOOKUPS[0]:
             rows, each_has = rows[is_output[rows]], width
@@ -191,6 +197,7 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
         number_of_states = sum(dimensions_of(int(each)) == dimensions for each in states)
         row_bytes = int(allocations.nbytes[rows[0]]) // dimensions[0] + _INDEX_BYTES
         counts = np.array([count_of_indices(each, dimensions[1]) for each in lookups.tolist()])
+        # the last lookup before each gradient
         of_lookup = np.maximum(np.searchsorted(lookups, allocations.op[rows]) - 1, 0)
         table = _Table(module, dimensions, rows, counts[of_lookup] * row_bytes, number_of_states)
         if number_of_states == _STATES_OF_ADAM:
@@ -199,7 +206,7 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
                 for name in roles["name"][of_module & (roles["role"] == _STATE)]
             }
             if not names <= _STATE_OF_ADAM:
-                continue  # SparseAdam has the rule of Adam, not that of another optimizer with two tensors
+                continue  # SparseAdam updates as Adam does, and not as another optimizer with two states does
         elif is_fused[of_gradients].any():
             continue  # a fused step takes no sparse gradients
         if (
@@ -215,8 +222,8 @@ def _temporaries(
 ) -> dict[tuple[int, ...], list[int]]:
     """Return the allocations that an optimizer's step made and freed, by the sizes of their tensor.
 
-    The state is made in a step too, and a recording of the whole program has the end of its life. The last variables of
-    a step die when it returns, which may be the last event of all.
+    A step makes the optimizer's state too. It is left out, also if the recording shows its death. The last variables of
+    a step die when it returns, which may be the last event of the recording.
     """
     allocations, phase = facts.allocations, facts.capture.tables["ops"]["phase"]
     made = allocations.op

@@ -107,7 +107,7 @@ def step_in_backward(facts: Facts, timeline: Timeline, *, is_fused: bool = False
         return None  # the program sets gradients itself
     is_unread = ~np.isin(allocations.storage[rows], stepped) & (allocations.death_event[rows] != NONE)
     if (is_unread & ~is_from_before).any():
-        return None  # the backward of another model's loss, which no step follows
+        return None  # no step reads a gradient that this backward made, as for the loss of another model
     made = [part._replace(temporary_most_bytes=0) for part in parts] if is_fused else parts
     ready = _ready_events(facts, timeline, rows, op[in_backward], storage[in_backward])
     return StepInBackward(
@@ -205,7 +205,7 @@ def _parts(
         if not parameters:
             continue
         if stepped and not parameters & stepped:
-            # a step without a parameter of the earlier steps is of a second optimizer, and the lines are for one
+            # None of its parameters is in an earlier step, so there is a second optimizer. The printed code is for one.
             return None
         stepped |= parameters
         over = timeline.event_of(end)  # memory that is still alive then is state
@@ -227,7 +227,7 @@ def _parts(
 
 
 def _most_bytes(facts: Facts, rows: IntArray) -> int:
-    """Return the most bytes of some allocations that are alive at once; all of them die."""
+    """Return the most bytes of some allocations that are alive at once. Each of them must have a death."""
     allocations = facts.allocations
     nbytes = allocations.nbytes[rows].astype(np.int64)
     events = np.concatenate([allocations.birth_event[rows], allocations.death_event[rows]])

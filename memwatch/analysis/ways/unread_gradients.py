@@ -7,9 +7,9 @@ Without these gradients a recording changes at three places:
 2. The gradients do not exist.
 3. The tensors that such nodes saved die when the program drops them in the forward.
 
-An op of the backward is needless if all that it makes is read by needless ops alone, or is such a gradient. This is how
-autograd decides too: it computes nothing that no leaf needs. An op that makes only a view is needless if needless ops
-alone read the memory of the view later.
+An op of the backward is needless if each of its results is such a gradient, or is read only by needless ops. Autograd
+decides in the same way: it computes nothing that no leaf needs. An op that only makes a view is needless if only
+needless ops read the memory of the view later.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIM
 from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
@@ -85,7 +83,13 @@ def unread_gradients(facts: Facts, saved: SavedTensors, timeline: Timeline) -> U
     modules = _outermost(facts, of_module)
     if not modules:
         return None
-    gradients = [each for module in of_module if _top(facts, module, modules) for each in of_module[module]]
+    tree = facts.places.module_tree
+    gradients = [
+        each
+        for module in of_module
+        if not set(modules).isdisjoint(tree.with_ancestors(module))
+        for each in of_module[module]
+    ]
     is_needless = backward.needless_ops(gradients)
     if not backward.ends_with(gradients, is_needless):
         return None
@@ -109,7 +113,10 @@ class _Backward:
         self.op, self.storage, self.access = uses["op"], uses["storage"], uses["access"]
         self.is_backward = ops["phase"] == BACKWARD
         self._node = ops["sequence"]
-        self._is_own = self.is_backward & (self._node != NONE) & (maker_of_node(facts.capture) == NONE)
+        # no recorded op made its node
+        self._is_of_custom_function = (
+            self.is_backward & (self._node != NONE) & (maker_of_node(facts.capture) == NONE)
+        )
         self._is_zeroing, self._makes_view = (
             np.isin(
                 ops["name"],
@@ -129,6 +136,7 @@ class _Backward:
         roles = self.facts.capture.tables["roles"]
         rows = np.flatnonzero(roles["role"] == _GRADIENT)
         found: dict[int, set[int]] = {}
+        # an optimizer with state for a module's parameters reads their gradients, maybe after the recording
         read = {NONE, *roles["module"][roles["role"] == _STATE].tolist()}
         for storage, module in zip(
             roles["storage"][rows].tolist(), roles["module"][rows].tolist(), strict=True
@@ -153,8 +161,8 @@ class _Backward:
         runs = np.zeros(len(self._node), dtype=bool)
         while True:
             is_needless = self._needless_ops_but(runs, gradients)
-            needed = np.unique(self._node[self._is_own & ~is_needless])
-            is_more = self._is_own & is_needless & np.isin(self._node, needed)
+            needed = np.unique(self._node[self._is_of_custom_function & ~is_needless])
+            is_more = self._is_of_custom_function & is_needless & np.isin(self._node, needed)
             if not is_more.any():
                 return is_needless
             runs |= is_more
@@ -186,7 +194,7 @@ class _Backward:
         return is_needless[:-1]
 
     def _is_read_by(self, storage: int, op: int, is_needless: NDArray[np.bool_]) -> bool:
-        """Return True if only needless ops use a storage after an op. An op that made it before is another matter."""
+        """Return True if only needless ops use a storage after an op. Earlier uses do not count."""
         used = self.op[self._uses_of(storage)]
         return bool(is_needless[used[used > op]].all())
 
@@ -197,7 +205,7 @@ class _Backward:
         """
         made = np.flatnonzero(np.isin(self.storage, gradients) & (self.access != _READ))
         makers = [self.op[made]]
-        # the engine adds to a gradient that exists already what a node has computed
+        # If a gradient exists already, autograd adds the result of a node to it. Find the ops that made this result.
         adding = np.unique(self.op[made[self.access[made] != _OUTPUT]])
         added = self.storage[np.isin(self.op, adding) & (self.access == _READ)]
         makers.append(self.op[np.isin(self.storage, added) & (self.access == _OUTPUT)])
@@ -206,10 +214,12 @@ class _Backward:
         return bool(of_nodes.any() and is_needless[of_nodes].all())
 
     def made_for(self, is_needless: NDArray[np.bool_]) -> IntArray:
-        """Return the memory that other ops of the backward make for needless ops alone."""
+        """Return the allocations that ops which are not needless make, and that only needless ops read."""
         made = self.facts.allocations.op
         at = np.maximum(made, 0)
-        rows = np.flatnonzero((made != NONE) & self.is_backward[at] & ~(is_needless | self._is_own)[at])
+        rows = np.flatnonzero(
+            (made != NONE) & self.is_backward[at] & ~(is_needless | self._is_of_custom_function)[at]
+        )
         rows = rows[self.facts.allocations.storage[rows] != NONE]
         found = []
         for row in rows.tolist():
@@ -220,26 +230,19 @@ class _Backward:
         return np.array(found, dtype=np.int64)
 
 
-def _parents(facts: Facts, module: int) -> Iterator[int]:
-    while module != NONE:
-        yield module
-        module = facts.places.module_tree.parents[module]
-
-
 def _outermost(facts: Facts, of_module: dict[int, set[int]]) -> list[int]:
-    """Return the outermost modules in whose trees nobody reads a gradient, and at least one exists."""
+    """Return the outermost modules that have gradients, in them or in modules inside, none of which is read."""
+    tree = facts.places.module_tree
     with_read = {
-        above for module, unread in of_module.items() if not unread for above in _parents(facts, module)
+        above for module, unread in of_module.items() if not unread for above in tree.with_ancestors(module)
     }
-    found = {}
-    for module, unread in of_module.items():
-        if unread:
-            found[[each for each in _parents(facts, module) if each not in with_read][-1]] = True
-    return sorted(found)
-
-
-def _top(facts: Facts, module: int, modules: list[int]) -> bool:
-    return any(each in modules for each in _parents(facts, module))
+    return sorted(
+        {
+            [each for each in tree.with_ancestors(module) if each not in with_read][-1]
+            for module, unread in of_module.items()
+            if unread
+        }
+    )
 
 
 def _saved_bytes(
@@ -268,7 +271,7 @@ def _saved_bytes(
     made, death = allocations.op, allocations.death_event
     rows = rows[~lasting[rows] & allocations.counted[rows] & (made[rows] != NONE) & (death[rows] != NONE)]
     rows = np.setdiff1d(rows, gone)
-    # a variable that keeps a tensor over the backward keeps it without a graph too
+    # leave out a tensor that dies outside a backward: a variable keeps it, also without a graph
     rows = rows[backward.is_backward[np.maximum(facts.ops_at(death[rows]), 0)]]
     packs_by_storage, scopes = Grouped(saved.storage), _Scopes(facts)
     free = []
