@@ -797,10 +797,15 @@ _OF_CLASSES: Final = class_ids(
 """Types of class attributes that cannot lead to a module of the program."""
 
 
-def _module_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
-    # without its tables of parameters, buffers and submodules, which have names of their own
+def _module_expressions(value: Any, most_items: int) -> Iterator[tuple[str, Any]]:
+    # without its tables of parameters and buffers, which have names of their own
     for name, held in attributes(value):
         if type(name) is str and name not in _TABLES:
+            yield f".{name}", held
+    # A module may only hold the models that the program calls, as a GAN holds its generator.
+    submodules = (instance_dict(value) or {}).get(MODULES)
+    for name, held in copied_items(submodules, dict.items, most_items) if is_a(submodules, dict) else ():
+        if type(name) is str and name.isidentifier():
             yield f".{name}", held
 
 

@@ -22,7 +22,7 @@ from memwatch.heap.reference_search import ReferenceSearch
 from memwatch.heap.referrer_search import living_tensors, referrer_paths
 from memwatch.heap.roots import Held, Root, RootKind, call_roots, namespace_roots
 from memwatch.heap.shapes import step_of
-from memwatch.heap.variable_search import names_of_tensors
+from memwatch.heap.variable_search import names_in_one_call, names_of_tensors
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 
 MODEL = nn.Sequential(nn.Linear(8, 8))
@@ -385,3 +385,11 @@ def test_each_row_of_the_shapes_is_the_row_of_its_class():
     rows = list(shapes._SHAPES)
     firsts = [next(row for row in rows if derives(shape.base, row.base)) for shape in rows]
     assert [first.base for first in firsts] == [shape.base for shape in rows]
+
+
+def test_a_model_that_a_module_only_holds_is_named_by_its_attribute():
+    """The program calls the generator itself, so it is a model of its own, and no variable leads to it."""
+    gan = torch.nn.Module()
+    gan.generator, gan.layers = torch.nn.Linear(2, 2), torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    wanted = [gan.generator, gan.layers[0]]
+    assert names_in_one_call(wanted, sys._getframe()).names == {id(gan.generator): "gan.generator"}
