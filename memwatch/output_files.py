@@ -2,7 +2,7 @@
 
 A command checks all its outputs with `check_outputs` before it starts any work. `whole_file` writes to a new file in
 the same folder and renames it, so that readers see the old file or the new one, and a link is replaced, not followed.
-A capture is written while the program runs, so it has its name from the start: `create` makes its file.
+A capture is written while the program runs. It gets its name so too, as soon as it has its empty tables.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class FileIdentity(NamedTuple):
     device: int
     inode: int
 
+    @classmethod
+    def of(cls, found: os.stat_result) -> FileIdentity:
+        """Return the identity of a file from its `stat`."""
+        return cls(found.st_dev, found.st_ino)
+
 
 def identity_of(path: str | os.PathLike[str]) -> FileIdentity | None:
     """Return the identity of the file itself, which may be a link; or None if it does not exist."""
@@ -41,7 +46,7 @@ def identity_of(path: str | os.PathLike[str]) -> FileIdentity | None:
         found = os.lstat(path)
     except OSError:
         return None
-    return FileIdentity(found.st_dev, found.st_ino)
+    return FileIdentity.of(found)
 
 
 def check_outputs(
@@ -166,34 +171,6 @@ def write_whole(target: Path, content: str | bytes, *, force: bool = False) -> N
         file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def create(target: Path, *, force: bool = False, exists: str = _EXISTS) -> FileIdentity:
-    """Make an empty file that is written later under its own name; return its identity.
-
-    If two processes create the same name at the same time, one gets the file and the other gets an error. With
-    `force`, the later process gets the name, and an old file is replaced in one step.
-
-    Raises:
-        OutputError: as `whole_file`.
-    """
-    if force:
-        with whole_file(target, force=True) as part:
-            made = identity_of(part)
-    else:
-        _check_kind(target, force=False, exists=exists)
-        try:
-            handle = _opened_new(target)
-        except FileExistsError as error:  # another process has made it in this moment
-            raise OutputError(exists.format(target)) from error
-        except OSError as error:
-            raise OutputError(f"cannot write {target}: {error.strerror}; choose a writable place") from error
-        with contextlib.closing(os.fdopen(handle)):
-            found = os.fstat(handle)
-            made = FileIdentity(found.st_dev, found.st_ino)
-    if made is None:
-        raise OutputError(f"cannot write {target}: another program removed it at once; choose another folder")
-    return made
 
 
 def remove_if_same(path: Path, identity: FileIdentity) -> None:

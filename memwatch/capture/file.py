@@ -46,7 +46,7 @@ from memwatch.capture.columns import (
 )
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
 from memwatch.errors import CaptureError, DamagedCaptureError
-from memwatch.output_files import OutputError, check_outputs, create, remove_if_same, whole_file
+from memwatch.output_files import FileIdentity, OutputError, check_outputs, remove_if_same, whole_file
 from memwatch.text import read_json, visible
 
 if TYPE_CHECKING:
@@ -98,46 +98,34 @@ class CaptureWriter:
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         self.path = pathlib.Path(path)
         self._lock = threading.Lock()
-        try:
-            self._identity = create(self.path, force=force, exists=_EXISTS)
-        except OutputError as error:
-            raise CaptureError(str(error)) from error
-        try:
-            # absolute, because the program may change its working directory
-            self._absolute = self.path.absolute()
-            self._database = sqlite3.connect(
-                f"{self._absolute.as_uri()}?mode=rw",
-                uri=True,
-                timeout=_LOCKED_S,
-                check_same_thread=False,
-                isolation_level=None,
-            )
-        except sqlite3.Error as error:
-            remove_if_same(self.path, self._identity)
-            raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
+        self._absolute = self.path.absolute()  # the program may change its working directory
         self._written_bytes = self._data_version = 0
-        try:
-            self._create()
-        except CaptureError:
-            self.discard()
-            raise
-        except sqlite3.Error as error:
-            self.discard()
-            raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
-
-    def _create(self) -> None:
-        run = self._database.execute
-        run("PRAGMA journal_mode = DELETE")
-        run("PRAGMA synchronous = OFF")
-        run("BEGIN")
-        run(f"PRAGMA application_id = {APPLICATION_ID}")
-        run(f"PRAGMA user_version = {FORMAT_VERSION}")
-        for text in TABLES.values():
-            run(text)
-        run("COMMIT")
-        (self._data_version,) = run("PRAGMA data_version").fetchone()
-        self._require_unchanged()
-        self._written_bytes = self._absolute.stat().st_size
+        with contextlib.ExitStack() as opened:
+            try:
+                # The file gets its name with its tables. If two processes replace one name, both files are whole at
+                # all times: the later one stays, and the process of the earlier one notices it at its next write.
+                with whole_file(self.path, force=force, exists=_EXISTS) as part:
+                    self._identity = _make_tables(part)
+                    # until SQLite has it open: a file that lost its name would else leave its inode to another one
+                    opened.enter_context(part.open("rb"))
+                # SQLite would apply the journal that a killed writer left for an earlier file of this name
+                pathlib.Path(f"{self._absolute}-journal").unlink(missing_ok=True)
+                self._database = _opened_for_writing(self._absolute)
+            except OutputError as error:
+                raise CaptureError(str(error)) from error
+            except (OSError, sqlite3.Error) as error:
+                raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
+            try:
+                # an unchanged name after the opening means that SQLite has this file: none gets its name twice
+                self._require_unchanged()
+                (self._data_version,) = self._database.execute("PRAGMA data_version").fetchone()
+                self._written_bytes = self._absolute.stat().st_size
+            except CaptureError:
+                self.discard()
+                raise
+            except (OSError, sqlite3.Error) as error:
+                self.discard()
+                raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
 
     def write(
         self,
@@ -254,6 +242,31 @@ class CaptureWriter:
         """Close and delete the file of a recording that did not begin."""
         self.close()
         remove_if_same(self._absolute, self._identity)
+
+
+def _opened_for_writing(path: pathlib.Path) -> sqlite3.Connection:
+    database = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=_LOCKED_S,
+        check_same_thread=False,
+        isolation_level=None,
+    )
+    database.execute("PRAGMA synchronous = OFF")
+    return database
+
+
+def _make_tables(path: pathlib.Path) -> FileIdentity:
+    """Make an empty capture of an empty file; return the identity of the file."""
+    with contextlib.closing(_opened_for_writing(path)) as database:
+        database.execute("PRAGMA journal_mode = DELETE")
+        database.execute("BEGIN")
+        database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+        for text in TABLES.values():
+            database.execute(text)
+        database.execute("COMMIT")
+    return FileIdentity.of(path.stat())
 
 
 def _undo(database: sqlite3.Connection) -> None:

@@ -162,7 +162,7 @@ class _End:
         multiprocessing.util.Finalize(None, self, exitpriority=_LAST)
 
     def arrange_for_termination(self) -> None:
-        """Write what was recorded before SIGTERM ends this process."""
+        """Write what was recorded before SIGTERM or SIGHUP ends this process."""
         self._termination.arrange()
 
     def _write(self) -> None:
@@ -298,7 +298,7 @@ class _Run:
         self._previous = sys.excepthook
 
     def arrange(self) -> None:
-        """Register the end of the recording at an exception, at exit and at SIGTERM."""
+        """Register the end of the recording at an exception, at exit, and at SIGTERM or SIGHUP."""
         atexit.register(self._at_exit)
         sys.excepthook = self._excepthook
         self._termination.arrange()

@@ -25,7 +25,7 @@ import memwatch
 from memwatch.capture import CaptureError, load, save
 from memwatch.capture.check import check_is_database
 from memwatch.capture.columns import INTEGER_TABLES, Capture
-from memwatch.capture.file import add_summary, read_head
+from memwatch.capture.file import CaptureWriter, add_summary, read_head
 from memwatch.cli.common import command_line
 from memwatch.cli.main import main
 from memwatch.encoding import decode
@@ -135,6 +135,20 @@ def test_what_a_killed_writer_had_half_written_is_undone(good, tmp_path):
     assert not journal.exists()
     killed_in_a_write(good, path)
     assert read_head(path).meta == read_head(good).meta
+
+
+def test_a_new_capture_has_nothing_of_a_killed_writer_of_its_name(good, tmp_path):
+    """SQLite would put the pages of the old file back into the new one."""
+    path = tmp_path / "x.memwatch"
+    for force in (True, False):
+        journal = killed_in_a_write(good, path)
+        if not force:
+            path.unlink()
+        writer = CaptureWriter(path, force=force)
+        writer.write_meta({"command": ["new"]})
+        writer.close()
+        assert read_head(path).meta == {"command": ["new"]}
+        assert not journal.exists()
 
 
 def test_a_half_written_file_that_you_may_not_write_is_read_from_a_copy(good, tmp_path, monkeypatch):

@@ -10,8 +10,9 @@ import stat
 import pytest
 
 import memwatch
+from memwatch.capture.file import CaptureWriter, read_head
 from memwatch.cli.main import main
-from memwatch.output_files import OutputError, check_outputs, create, identity_of, remove_if_same, whole_file
+from memwatch.output_files import OutputError, check_outputs, identity_of, remove_if_same, whole_file
 
 PROGRAM = "import torch\nprint('ran')\nx = torch.ones(1000)\nfor _ in range(10): x = x + 1\n"
 
@@ -169,34 +170,55 @@ def test_a_block_that_fails_leaves_the_old_file(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page", "old")]
 
 
+def _race_of_writers(target, *, force):
+    """Let four processes make a capture of one name at once; return their exit codes in order."""
+    ready, go = os.pipe()
+    children = []
+    for _ in range(4):
+        if (child := os.fork()) == 0:
+            os.close(go)
+            os.read(ready, 1)  # until the parent closes its end
+            code = 0
+            try:
+                writer = CaptureWriter(target, force=force)
+                writer.write_meta({"command": [str(os.getpid())]})
+                writer.close()
+            except memwatch.MemwatchError:
+                code = 1
+            except BaseException:
+                code = 2
+            finally:
+                os._exit(code)
+        children.append(child)
+    os.close(ready)
+    os.close(go)
+    return sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+
+
 def test_of_processes_that_create_one_name_one_wins_and_keeps_it(tmp_path):
     """The others fail and remove only their own files."""
     for number in range(30):
         target = tmp_path / f"{number}.memwatch"
-        ready, go = os.pipe()
-        children = []
-        for _ in range(4):
-            if (child := os.fork()) == 0:
-                os.close(go)
-                os.read(ready, 1)  # until the parent closes its end
-                code = 0
-                try:
-                    memwatch.capture.file.CaptureWriter(target).close()
-                except memwatch.MemwatchError:
-                    code = 1
-                finally:
-                    os._exit(code)
-            children.append(child)
-        os.close(ready)
-        os.close(go)
-        codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-        assert codes == [0, 1, 1, 1]
-        assert target.exists()
+        assert _race_of_writers(target, force=False) == [0, 1, 1, 1]
+        assert read_head(target).meta["command"]
+    assert len(list(tmp_path.iterdir())) == 30
+
+
+def test_of_processes_that_replace_one_name_the_last_one_keeps_it(tmp_path):
+    """However they meet, the file is whole and one of them wrote it; no two of them lose it together."""
+    target = tmp_path / "one.memwatch"
+    for _ in range(40):
+        codes = _race_of_writers(target, force=True)
+        assert codes[0] == 0
+        assert set(codes) <= {0, 1}
+        assert read_head(target).meta["command"]
+        assert os.listdir(tmp_path) == ["one.memwatch"]
 
 
 def test_only_the_file_that_was_made_is_removed(tmp_path):
     target = tmp_path / "x"
-    made = create(target)
+    target.touch()
+    made = identity_of(target)
     target.rename(tmp_path / "y")  # its inode stays in use
     target.write_text("theirs")
     remove_if_same(target, made)
@@ -205,12 +227,13 @@ def test_only_the_file_that_was_made_is_removed(tmp_path):
     assert not (tmp_path / "y").exists()
 
 
-def test_run_writes_everything_before_sigterm_ends_it(folder, shell_memwatch):
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGHUP"])
+def test_run_writes_everything_before_a_signal_ends_it(ending, folder, shell_memwatch):
     """The last flush was long before: the ops since are in the file, and nothing of the program runs on."""
-    code = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nprint('goes on')\n"
+    code = f"import os, signal\nos.kill(os.getpid(), signal.{ending})\nprint('goes on')\n"
     (folder / "ended.py").write_text(PROGRAM + code)
     done = shell_memwatch("run", "-o", "ended.memwatch", "ended.py")
-    assert done.returncode == -signal.SIGTERM
+    assert done.returncode == -signal.Signals[ending]
     assert "goes on" not in done.stdout
     reading = memwatch.load(folder / "ended.memwatch")
     assert len(reading.ops) >= 11
