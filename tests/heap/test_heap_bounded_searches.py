@@ -391,5 +391,5 @@ def test_a_model_that_a_module_only_holds_is_named_by_its_attribute():
     """The program calls the generator itself, so it is a model of its own, and no variable leads to it."""
     gan = torch.nn.Module()
     gan.generator, gan.layers = torch.nn.Linear(2, 2), torch.nn.ModuleList([torch.nn.Linear(2, 2)])
-    wanted = [gan.generator, gan.layers[0]]
-    assert names_in_one_call(wanted, sys._getframe()).names == {id(gan.generator): "gan.generator"}
+    found = names_in_one_call((gan.generator, gan.layers[0]), sys._getframe())
+    assert found.names == {id(gan.generator): "gan.generator"}

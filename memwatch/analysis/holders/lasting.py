@@ -78,6 +78,20 @@ class Births:
         made = int(self._made[allocation])
         return int(np.searchsorted(ops, op, side="right") - np.searchsorted(ops, made, side="right"))
 
+    def generations(self, allocations: IntArray, ops: IntArray) -> IntArray:
+        """Return `generation` for each of some allocations and an op of its own."""
+        found = np.zeros(len(allocations), dtype=np.int64)
+        made = self._made[allocations]
+        is_known = (made > NONE) & (made < len(self._stacks))
+        stacks = np.full(len(made), NONE, dtype=np.int64)
+        stacks[is_known] = self._stacks[made[is_known]]
+        for stack in np.unique(stacks).tolist():
+            of_stack, is_one = self._ops_by_stack.get(stack, _NO_OPS), stacks == stack
+            found[is_one] = np.searchsorted(of_stack, ops[is_one], side="right") - np.searchsorted(
+                of_stack, made[is_one], side="right"
+            )
+        return found
+
     def made_again(self, allocation: int, after: int, before: int) -> bool:
         """Return True if the calls that made an allocation made another between two ops."""
         stack = self.stack(allocation)

@@ -281,17 +281,14 @@ class Twins:
         allocations, generation = self._facts.allocations, self._births.generation(allocation, op)
         storages, seen_ops = self._table["storage"][rows], self._table["op"][rows] - 1
         # how many later twins had been made when a sample saw each twin
-        seen_at = [
-            self._births.generation(storage, seen)
-            for storage, seen in zip(storages.tolist(), seen_ops.tolist(), strict=True)
-        ]
-        replaced = np.array(seen_at, dtype=np.int64) < generation
+        seen_at = self._births.generations(storages, seen_ops)
+        replaced = seen_at < generation
         # By then a variable refers to a newer allocation of these calls. A container keeps both.
         fits = ~replaced | self._is_kept[rows]
         rows, storages, seen_ops = rows[fits], storages[fits], seen_ops[fits]
         other_size = allocations.nbytes[storages] != allocations.nbytes[allocation]
         age_apart = np.abs((seen_ops - allocations.op[storages]) - (op - int(allocations.op[allocation])))
-        later = np.abs(np.array(seen_at, dtype=np.int64)[fits] - generation)
+        later = np.abs(seen_at[fits] - generation)
         later = np.where(self._is_kept[rows], 0, later)
         module = self._facts.places.module_of_op
         other_module = module[allocations.op[storages]] != module[allocations.op[allocation]]

@@ -416,7 +416,8 @@ class Checkpointing:
                 break
             first, last = lower, upper
         iterations = [range(*pair) for pair in pairwise(bounds[first : last + 1].tolist())]
-        contents = [*map(self._content_of, iterations)]
+        shapes = self._facts.capture.tables["births"]["shape"]  # a capture decodes a column each time it is read
+        contents = [self._content_of(ops, shapes) for ops in iterations]
         if last == len(bounds) - 1:  # the recording cuts the last iteration off
             contents[-1] = next(filter(contents[-1].begins, contents[:-1]), contents[-1])
         counts, start, end, peak = Counter(contents), 0, len(iterations), peak - first
@@ -430,9 +431,8 @@ class Checkpointing:
             counts[contents[left_out]] -= 1
             start, end = (start + 1, end) if left_out == start else (start, end - 1)
 
-    def _content_of(self, ops: range) -> _Content:
+    def _content_of(self, ops: range, shapes: IntArray) -> _Content:
         within, allocations = slice(ops.start, ops.stop), self._facts.allocations
-        shapes = self._facts.capture.tables["births"]["shape"]
         storages = allocations.storage[self._allocations_by_op.within(ops.start, ops.stop)]
         live = self._facts.curve.live_bytes[self._event_of(ops.start) : self._event_of(ops.stop)]
         columns = (
