@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ import memwatch
 from memwatch.analysis.ways import checkpointing
 from memwatch.analysis.ways.checkpointing import Checkpointing
 from memwatch.analysis.ways.timeline import Timeline
+from memwatch.capture.columns import ChunkedTable
 
 
 class _Program:
@@ -62,3 +64,17 @@ def test_the_simulated_iterations_do_not_grow_with_the_training():
     found = Checkpointing(facts, saved, Timeline(facts))
     assert len(found.window) < len(facts.capture.tables["ops"]["name"]) / 7
     assert len(found.repetitions) > 60
+
+
+def test_a_column_is_not_decoded_for_each_iteration(monkeypatch, tmp_path):
+    """A long recording has thousands of iterations, and decoding a column takes as long as all its rows."""
+    record_steps(_Program("training"), steps=40).save(tmp_path / "run.memwatch")
+    decoded, decode = Counter(), ChunkedTable._decode
+
+    def counted(table, name):
+        decoded[name] += 1
+        return decode(table, name)
+
+    monkeypatch.setattr(ChunkedTable, "_decode", counted)
+    assert not memwatch.load(tmp_path / "run.memwatch").ways.empty
+    assert max(decoded.values()) < 40, decoded

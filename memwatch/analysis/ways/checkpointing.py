@@ -416,7 +416,9 @@ class Checkpointing:
                 break
             first, last = lower, upper
         iterations = [range(*pair) for pair in pairwise(bounds[first : last + 1].tolist())]
-        shapes = self._facts.capture.tables["births"]["shape"]  # a capture decodes a column each time it is read
+        shapes = self._facts.capture.tables["births"][
+            "shape"
+        ]  # a capture decodes a column each time it is read
         contents = [self._content_of(ops, shapes) for ops in iterations]
         if last == len(bounds) - 1:  # the recording cuts the last iteration off
             contents[-1] = next(filter(contents[-1].begins, contents[:-1]), contents[-1])
