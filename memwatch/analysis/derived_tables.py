@@ -134,6 +134,11 @@ class DerivedTables:
         # without a backward there is nothing to split, and the search takes time
         return self._found_ways.split_left_out if self.facts.capture.rows("unpacks") else ""
 
+    @property
+    def step_left_out(self) -> str:
+        """Why no step in the backward is simulated; "" if nothing forbids it."""
+        return self._found_ways.step_left_out
+
     @cached_property
     def _found_ways(self) -> Ways:
         from memwatch.analysis.ways.search import find_ways

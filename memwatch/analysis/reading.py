@@ -185,6 +185,7 @@ class DeviceReading:
         ):
             changed = of_modules(self._tables.facts).items()
             found.attrs[name] = {tree.names[module]: text for module, text in changed}
+        found.attrs["step_left_out"] = self._tables.step_left_out
         found.attrs["of_first_model"] = [way.is_of_first_model for way in self._tables.ways]
         return found
 

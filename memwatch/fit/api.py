@@ -229,7 +229,8 @@ def _not_reachable(
         lowest=format_bytes(lowest.peak_bytes), way=lowest.way.name,
     )  # fmt: skip
     error = BudgetError(text, lowest, lowest.baseline_bytes).because(failed if failures else "")
-    error = error.because(search.left_out)
+    for why in search.untried:
+        error = error.because(why)
     # if memory of earlier runs is still alive, a recording would count it as memory of its run
     if trial.left_bytes:
         return error

@@ -280,6 +280,7 @@ class _Run:
         self._uncounted = 1 + LEARNING_STEPS if way.is_planned else 1
         self.needed_steps = self._uncounted - 1 + steps
         self._pre_hook: RemovableHandle | None = None
+        self._after_step: RemovableHandle | None = None
         self._patches = Patches()
         self._makings: dict[int, Making] = {}
         self._window = ExitStack()
@@ -289,14 +290,14 @@ class _Run:
     def watching(self) -> Any:
         """Watch the first call of a model and the steps of its optimizer."""
         self._pre_hook = register_module_forward_pre_hook(self._called)
-        after_step = register_optimizer_step_post_hook(self._stepped)
+        self._after_step = register_optimizer_step_post_hook(self._stepped)
         self._patches.put_around(Optimizer, "__init__", self._optimizer_is_made)
         try:
             with self._window:
                 yield
         finally:
             self._pre_hook.remove()
-            after_step.remove()
+            self._after_step.remove()
             self._patches.take_off()
 
     def _optimizer_is_made(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
@@ -341,4 +342,8 @@ class _Run:
         if self.steps == self._uncounted:
             gc.collect()
             self._window.enter_context(self._within())
+            # A recording notes the end of a step in such a hook too. This hook ends the recording, so it must run last
+            if self._after_step is not None:
+                self._after_step.remove()
+            self._after_step = register_optimizer_step_post_hook(self._stepped)
         self._last_ns = time.perf_counter_ns()

@@ -139,6 +139,9 @@ class Search:
         self._reasons: dict[Kind, str] = {}  # why a kind of way does not suit the program
         # modules that a checkpoint would change twice, by name: the class of the argument, or the name of the attribute
         self._changed_arguments: dict[str, str] = {}
+        self._step_left_out = (
+            words.NOT_RECORDED
+        )  # why no recording simulates a step in the backward; "" if one does
         self._grown_lists: dict[str, str] = {}
         self._changed_attributes: dict[str, str] = {}
         self._trial, self._limit_bytes, self._kinds = trial, limit_bytes, kinds
@@ -336,7 +339,7 @@ class Search:
             self._reason(words.OPTIMIZER_IS_LATER, Kind.STEP_IN_BACKWARD)
         if may_step_in_backward and Kind.STEP_IN_BACKWARD.value in predicted:
             yield self._try(in_backward)
-        self._reason(words.NOT_IN_BACKWARD, Kind.STEP_IN_BACKWARD)
+        self._reason(self._step_left_out or words.NO_GAIN, Kind.STEP_IN_BACKWARD)
         # a checkpoint would run the forward of these modules twice, and change their argument twice
         for name in self._changed_arguments:
             saved.by_module.pop(name, None)
@@ -460,6 +463,7 @@ class Search:
         self._grown_lists = {name: attribute for name, attribute in lists if name in names}
         attributes = ways.attrs["changed_attributes"].items()
         self._changed_attributes = {name: attribute for name, attribute in attributes if name in names}
+        self._step_left_out = ways.attrs["step_left_out"]
         rows = ways.to_dict("records")
         of_optimizer = {Kind.FOREACH.value, Kind.STEP_IN_BACKWARD.value}  # they change no modules
         self._simulated = [

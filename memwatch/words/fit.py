@@ -117,10 +117,7 @@ NO_GRADIENTS_WAIT: Final = "no gradients are alive when the model is called"
 OPTIMIZER_IS_LATER: Final = (
     "a library makes the optimizer when the training begins, so no code before it can change it"
 )
-NOT_IN_BACKWARD: Final = (
-    "a recording does not show that it gives the same results and lowers the peak: gradients may be accumulated, "
-    "clipped or read"
-)
+NO_GAIN: Final = "a recording shows that it would lower the peak by little, or not at all"
 """Why a kind of way was not tried."""
 CHANGED_ARGUMENTS: Final = (
     "no checkpoint for {modules}: each puts new tensors into the {objects} that it is called with, and its forward "

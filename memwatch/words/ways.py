@@ -194,6 +194,20 @@ _SPLIT_OBSTACLES: Final = {
     "other, smaller batches have the same effect: let the library accumulate their gradients",
 }
 
+STEP_OBSTACLES: Final = {
+    "processes": "several processes exchange the gradients before the step",
+    "graph": "a backward builds a graph of its own (`create_graph=True`)",
+    "already": "the program steps in the backward already",
+    "no step": "no step of an optimizer was recorded",
+    "read": "the program uses the gradients outside the backward and the step, such as to clip them, to undo the scale "
+    "of the loss, or to set them to zero",
+    "accumulated": "a backward adds to the gradients of an earlier backward",
+    "optimizers": "the code works for one optimizer that updates each parameter by its own gradient alone",
+    "set": "the program sets gradients itself",
+    "not stepped": "a backward makes gradients that no step uses",
+}
+"""Why a program cannot step in the backward."""
+
 
 def split_refused(obstacle: str, op: str) -> str:
     """Return why a batch is not split, given the obstacle and the text for the op that shows it."""

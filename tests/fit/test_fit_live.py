@@ -30,6 +30,7 @@ from memwatch.fit.way import Change, Way
 from memwatch.kinds.fit import Kind
 from memwatch.sizes import SizeError
 from memwatch.words import fit as fit_words
+from memwatch.words import ways as ways_words
 
 FAST = ("foreach", "gradients", "checkpoint", "chain")
 CALLS = [0]
@@ -285,8 +286,11 @@ def test_a_step_in_the_backward_is_tried_where_nothing_else_reads_the_gradients(
 
     limit = fit_programs.peak_of(step) - 64 * 64 * 4
     if clips:
-        with pytest.raises(memwatch.MemwatchError, match="of 1 way is"):
+        with pytest.raises(memwatch.BudgetError) as refused:
             memwatch.fit(step, model, limit, ways=("step_in_backward",), quiet=True)
+        assert refused.value.best.way == Way()
+        why = fit_words.UNTRIED.format(kinds="step_in_backward", why=ways_words.STEP_OBSTACLES["read"])
+        assert why in refused.value.reasons
         return
     fit = memwatch.fit(step, model, limit, ways=("step_in_backward",), quiet=True)
     assert fit.ways["bitwise"].to_list() == ["yes", "yes"]

@@ -179,6 +179,23 @@ def test_printed_lines_give_the_printed_peak_when_you_paste_them(fit, tmp_path, 
     assert int(ran.stdout.split("peak ")[1]) == pytest.approx(promised_bytes, rel=0.01)
 
 
+def test_the_shortest_runs_show_whether_a_step_in_the_backward_lowers_the_peak():
+    """A recording has a single step then. It must note the end of this step, and with it the optimizer's class."""
+
+    def program():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+        adam = torch.optim.AdamW(net.parameters())
+        for _ in range(4):
+            net(torch.ones(2, 256)).sum().backward()
+            adam.step()
+            adam.zero_grad()
+
+    reading = program_trial.ProgramTrial(lambda: program, steps=2).recorded(Way(), stacks=True)
+    assert "step_in_backward" in reading.ways["kind"].to_list()
+    assert reading.capture.rows("steps") == 1
+
+
 def test_a_plan_is_written_where_you_say_and_replaces_nothing(fit, tmp_path):
     """An existing file is an error before anything runs; without the option memwatch takes a free name."""
     (tmp_path / "train.py").write_text(PASTED)

@@ -315,3 +315,77 @@ def test_regions_of_the_program_do_not_overlap():
         again_end=np.array([5, 7]),
     )
     assert [(region.start, region.end) for region, _, _ in own_regions(step)] == [(1, 3)]
+
+
+class _Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class _Adversaries:
+    """Two models whose modules have the same names; `judge` has fewer of them than `maker`."""
+
+    def __init__(self, depths):
+        torch.manual_seed(0)
+        self.maker, self.judge = (nn.Sequential(*(_Block(32) for _ in range(depth))) for depth in depths)
+        self.batch = torch.randn(256, 32)
+
+    def step(self):
+        """Train both models."""
+        made = self.maker(self.batch)
+        (self.judge(made.detach()).mean() - self.judge(self.batch).mean()).backward()
+        self.judge(made).mean().neg().backward()
+
+    def grads(self):
+        for model in (self.maker, self.judge):
+            model.zero_grad()
+        self.step()
+        return [each.grad.clone() for model in (self.maker, self.judge) for each in model.parameters()]
+
+
+@pytest.mark.parametrize("name", ["maker", "judge"])
+def test_a_plan_changes_the_modules_of_its_model_alone(name):
+    """The modules of another model have the same names in the recording, and are no modules of this model."""
+    both = _Adversaries(depths=(4, 3))
+    model = getattr(both, name)
+    wanted = both.grads()  # so that the gradients are there before each measured step
+    plan = memwatch.plan(record(both.step), budget="100%", order="program", recompute=False, time_limit_s=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the measured step must keep the peak that the plan claims
+        with memwatch.apply_plan(model, at(plan, 0.8)) as applied, measure_peak("cpu") as measured:
+            both.step()
+    assert set(applied.modules) <= {each for each, _ in model.named_modules()}
+    assert applied.peak_increase_bytes <= applied.budget_bytes
+    assert 0.999 * applied.peak_increase_bytes <= measured.peak_increase_bytes <= applied.peak_increase_bytes
+    with memwatch.apply_plan(model, at(plan, 0.8)):
+        assert equal(both.grads(), wanted)
+
+
+def test_a_plan_refuses_a_model_that_looks_like_another_model_of_the_recording():
+    both = _Adversaries(depths=(3, 3))
+    both.step()
+    plan = memwatch.plan(record(both.step), budget="100%", order="program", recompute=False, time_limit_s=1)
+    with pytest.raises(MemwatchError, match="several models with the same modules"):
+        memwatch.apply_plan(both.judge, at(plan, 0.8))
+
+
+def test_a_plan_is_for_the_model_that_the_recorded_step_trains():
+    """The target network of DQN has the same modules, but nothing trains it."""
+    torch.manual_seed(0)
+    policy = nn.Sequential(*(_Block(32) for _ in range(3)))
+    target, batch = copy.deepcopy(policy), torch.randn(256, 32)
+
+    def step():
+        with torch.no_grad():
+            wanted = target(batch)
+        (policy(batch) - wanted).square().mean().backward()
+
+    step()
+    plan = memwatch.plan(record(step), budget="100%", order="program", recompute=False, time_limit_s=1)
+    with memwatch.apply_plan(policy, at(plan, 0.7)) as applied:
+        assert applied.modules
+        assert applied.peak_increase_bytes <= applied.budget_bytes

@@ -29,7 +29,7 @@ from memwatch.analysis.ways.micro_batches import Split, micro_batches
 from memwatch.analysis.ways.modules import in_place, in_single_precision, offloaded, without_graph
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer, other_optimizers
 from memwatch.analysis.ways.sparse_gradients import sparse_gradients
-from memwatch.analysis.ways.step_in_backward import step_in_backward
+from memwatch.analysis.ways.step_in_backward import StepInBackward, StepObstacle, step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.unread_gradients import unread_gradients
 from memwatch.capture.schema import NONE, OPTIMIZER
@@ -119,21 +119,23 @@ class _Checkpoint(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """The changes that would lower the peak, the lowest peak first, and why the batch is not split.
+    """The changes that would lower the peak, the lowest peak first, and why two changes are not among them.
 
-    `split_left_out` is "" if nothing forbids the split.
+    `split_left_out` is "" if nothing forbids the split of the batch. `step_left_out` is "" if nothing forbids the step
+    in the backward. It then may not lower the peak.
     """
 
     ways: list[Way]
     split_left_out: str
+    step_left_out: str
 
 
 def find_ways(facts: Facts, saved: SavedTensors) -> Ways:
     """Return the changes that would lower the peak. Without recorded uses there are none."""
     if facts.capture.lacks("uses") or not facts.capture.rows("ops"):
-        return Ways([], "")
+        return Ways([], "", "")
     search = _Search(facts, saved)
-    return Ways(search.ways(), search.split_left_out)
+    return Ways(search.ways(), search.split_left_out, search.step_left_out)
 
 
 class _Search:
@@ -142,11 +144,12 @@ class _Search:
     Attributes:
         split_left_out: why the batch is not split although this would lower the peak by enough; "" if nothing
             forbids it.
+        step_left_out: why no step in the backward is simulated; "" if one is.
     """
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts, self._saved = facts, saved
-        self.split_left_out = ""
+        self.split_left_out = self.step_left_out = ""
         self._timeline = Timeline(facts)
         self._checkpointing = Checkpointing(facts, saved, self._timeline)
         self._saving = SavingModules(facts, saved, self._checkpointing.unrepeatable())
@@ -405,11 +408,16 @@ class _Search:
             if not self._are_made_later or len(self._stepped_models) == 1
         ]
         if self._are_made_later:
+            self.step_left_out = ""  # `fit` knows this reason itself
             return found  # the hooks of a step in the backward must be there before the first backward
         step = step_in_backward(self._facts, self._timeline)
         is_only_one = is_only_one and has_one_optimizer(self._facts)
         # of two optimizers of one model, the first would take the gradients away from the second
-        if step is not None and is_only_one:
+        if not is_only_one and isinstance(step, StepInBackward):
+            step = StepObstacle.OPTIMIZERS
+        if isinstance(step, StepObstacle):
+            self.step_left_out = words.STEP_OBSTACLES[step.value]
+        else:
             found.append(
                 _Change(
                     kind="step_in_backward",
@@ -422,7 +430,7 @@ class _Search:
                 )
             )
             fused = step_in_backward(self._facts, self._timeline, is_fused=True)
-            if fused is not None and any(change.kind == "fused" for change in found):
+            if isinstance(fused, StepInBackward) and any(change.kind == "fused" for change in found):
                 found.append(self._fused_step_in_backward(fused.bytes))
         return found
 

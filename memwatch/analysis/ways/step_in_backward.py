@@ -8,11 +8,12 @@ its gradient. That changes a recording at three places:
 3. The optimizer's own step finds no gradients and makes nothing.
 
 The results are the same only if nothing but the optimizer reads the gradients, and if one backward makes all of a
-parameter's gradient. `step_in_backward` returns None for other recordings.
+parameter's gradient. For other recordings `step_in_backward` returns the obstacle.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -47,6 +48,20 @@ LBFGS is missing because it needs all gradients at once. SparseAdam is missing b
 """
 
 
+class StepObstacle(Enum):
+    """A reason why a program cannot step in the backward; the value is its key in `memwatch.words.ways`."""
+
+    PROCESSES = "processes"
+    GRAPH = "graph"
+    ALREADY = "already"
+    NO_STEP = "no step"
+    READ = "read"
+    ACCUMULATED = "accumulated"
+    OPTIMIZERS = "optimizers"
+    SET = "set"
+    NOT_STEPPED = "not stepped"
+
+
 class StepInBackward(NamedTuple):
     """The optimizer's step, made in the backward.
 
@@ -72,8 +87,10 @@ class _Part(NamedTuple):
     state: IntArray  # allocations that outlive the step: state that the first step makes
 
 
-def step_in_backward(facts: Facts, timeline: Timeline, *, is_fused: bool = False) -> StepInBackward | None:
-    """Return the changes of a step in the backward; None if the results would not be the same.
+def step_in_backward(
+    facts: Facts, timeline: Timeline, *, is_fused: bool = False
+) -> StepInBackward | StepObstacle:
+    """Return the changes of a step in the backward, or why the results would not be the same.
 
     Args:
         facts: what the capture shows.
@@ -82,32 +99,38 @@ def step_in_backward(facts: Facts, timeline: Timeline, *, is_fused: bool = False
     """
     tables, allocations = facts.capture.tables, facts.allocations
     roles, uses, ops = tables["roles"], tables["uses"], tables["ops"]
-    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes") or steps_in_backward(facts):
-        return None
+    if np.isin(roles["role"], OF_JOBS).any():
+        return StepObstacle.PROCESSES
+    if facts.capture.rows("nodes"):
+        return StepObstacle.GRAPH
+    if steps_in_backward(facts):
+        return StepObstacle.ALREADY
     storages, parameters = gradients_of_parameters(facts)
     touching = np.flatnonzero(np.isin(uses["storage"], storages))
     op, storage, access = (uses[name][touching] for name in ("op", "storage", "access"))
     phase, node = ops["phase"][op], ops["sequence"][op]
     in_backward, in_step = np.isin(phase, IN_BACKWARD), phase == OPTIMIZER
-    if not in_step.any() or not (in_backward | in_step).all():
-        return None  # the program reads gradients: it clips them, or scales the loss
+    if not in_step.any():
+        return StepObstacle.NO_STEP
+    if not (in_backward | in_step).all():
+        return StepObstacle.READ  # it clips them, or scales the loss
     if (in_backward & (access == _WRITTEN) & (node == NONE)).any():
-        return None  # a node without a number: autograd adds to the gradient of an earlier backward
+        return StepObstacle.ACCUMULATED  # a node without a number adds to the gradient of an earlier backward
     parts = _parts(
         facts, timeline, op[in_step], storage[in_step], dict(zip(storages, parameters, strict=True))
     )
     if parts is None:
-        return None
+        return StepObstacle.OPTIMIZERS
     stepped = np.unique(storage[in_step])
     of_optimizer = np.isin(parameters, parameters[np.isin(storages, stepped)])
     rows = allocations.rows_of(storages[of_optimizer])
     rows = rows[allocations.counted[rows]]
     made_by, is_from_before = allocations.op[rows], allocations.birth_event[rows] <= 0
     if not (is_from_before | ((made_by != NONE) & (ops["phase"][made_by] == BACKWARD))).all():
-        return None  # the program sets gradients itself
+        return StepObstacle.SET
     is_unread = ~np.isin(allocations.storage[rows], stepped) & (allocations.death_event[rows] != NONE)
     if (is_unread & ~is_from_before).any():
-        return None  # no step reads a gradient that this backward made, as for the loss of another model
+        return StepObstacle.NOT_STEPPED  # such as the backward of the loss of another model
     made = [part._replace(temporary_most_bytes=0) for part in parts] if is_fused else parts
     ready = _ready_events(facts, timeline, rows, op[in_backward], storage[in_backward])
     return StepInBackward(

@@ -8,10 +8,12 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import compiler, nn
 from torch.utils.checkpoint import checkpoint
 
+from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.planner.plan import BudgetError
 from memwatch.replay.checkpoints.choose import choose_regions
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 _FORWARD: Final = "forward"
 _WHAT: Final = "memwatch.apply_plan"
+_SEVERAL_MODELS: Final = (
+    "the recorded step trains several models with the same modules, and the recording does not show which of them this "
+    "is; record a step that trains only this model"
+)
 _BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -121,7 +127,12 @@ def apply_step(
     applied = _figures(names, step, choice, budget_bytes)
     check = _Check(FirstPass(_WHAT, step.device, applied.undo), choice.pass_bytes)
     check.first_pass.strict = strict
-    for key in dict.fromkeys(region.key for region in choice.regions):
+    keys = list(dict.fromkeys(region.key for region in choice.regions))
+    if len({*map(names.name, keys)}) < len(
+        keys
+    ):  # memwatch found no variables of two models, so they have no names
+        raise MemwatchError(_SEVERAL_MODELS)
+    for key in keys:
         module = names.module(key)
         if isinstance(module.__dict__.get(_FORWARD), Checkpointed):
             applied.undo()
@@ -139,36 +150,70 @@ def _figures(names: _Names, step: TrainingStep, choice: Choice, budget_bytes: in
 
 
 class _Names:
-    """Finds the modules of a recording in a model."""
+    """Finds the modules of a recording in a model. The recording may have other models, too.
+
+    Raises:
+        MemwatchError: the recording has several models that it trains and that look like this one.
+    """
 
     def __init__(self, model: nn.Module, step: TrainingStep) -> None:
         self._model, self._step = model, step
-        self._skipped = self._skip()
+        self._root = self._path_of_model()
 
-    def _skip(self) -> int:
-        """Return how many leading names of a recorded path are the path to the model itself.
+    def _path_of_model(self) -> tuple[str, ...] | None:
+        """Return the recorded path of the model itself; None if no recorded module looks like one of its modules.
 
-        This is the number with which most modules of the model have a recorded module of the same name and class.
+        The path is the one under which most modules of the model have a recorded module of the same name and class.
+        A larger model may contain all of these names, so of several such paths, the path with the fewest other modules
+        is the model's.
         """
-        paths = {
+        classes = {
             tuple(path): name
             for path, name in zip(self._step.module_path, self._step.module_class, strict=True)
         }
-        children = list(self._model.named_modules())
-        best, most = 1, 0
-        for skipped in range(1, 1 + max(map(len, paths), default=0)):
-            for root in {path[:skipped] for path in paths if len(path) >= skipped}:
-                count = sum(
-                    paths.get((*root, *filter(None, name.split(".")))) == type(module).__name__
-                    for name, module in children
-                )
-                if count > most:
-                    best, most = skipped, count
-        return best
+        own = {
+            tuple(name.split(".")) if name else (): type(module).__name__
+            for name, module in self._model.named_modules()
+        }
+        below: dict[tuple[str, ...], int] = {}  # the number of modules below each path, with the path itself
+        alike: dict[
+            tuple[str, ...], int
+        ] = {}  # how many of them are like the module of this name in the model
+        for path, name in classes.items():
+            for length in range(1, len(path) + 1):
+                root = path[:length]
+                below[root] = below.get(root, 0) + 1
+                alike[root] = alike.get(root, 0) + (own.get(path[length:]) == name)
+        most = max(alike.values(), default=0)
+        if not most:
+            return None
+        found = [root for root, count in alike.items() if count == most]
+        fewest = min(below[root] for root in found)
+        found = [root for root in found if below[root] == fewest]
+        if len(found) > 1:  # such as a model and its average, or a policy and its target
+            found = [root for root in found if self._is_trained(root)] or found
+        if len(found) > 1:
+            raise MemwatchError(_SEVERAL_MODELS)
+        return found[0]
+
+    def _is_trained(self, root: tuple[str, ...]) -> bool:
+        """Return True if a backward read a tensor that a call of the module at a path, or of a part of it, saved."""
+        step = self._step
+        is_below = np.array([tuple(path[: len(root)]) == root for path in step.module_path], dtype=bool)
+        runs = np.flatnonzero(step.run_module != NONE)
+        runs = runs[is_below[step.run_module[runs]]]
+        saved_by = step.pack_call[step.pack_read != NONE]
+        return any(
+            ((saved_by >= start) & (saved_by < end)).any()
+            for start, end in zip(step.run_start[runs].tolist(), step.run_end[runs].tolist(), strict=True)
+        )
+
+    def _is_of_model(self, key: int) -> bool:
+        return self._root is not None and tuple(self._step.module_path[key][: len(self._root)]) == self._root
 
     def name(self, key: int) -> str:
-        """Return the name of a recorded module in the model."""
-        return ".".join(self._step.module_path[key][self._skipped :])
+        """Return the name of a recorded module in the model. It must be a module of this model."""
+        return ".".join(self._step.module_path[key][len(self._root or ()) :])
 
     def module(self, key: int) -> nn.Module:
         """Return a recorded module of the model."""
@@ -181,8 +226,10 @@ class _Names:
 
     def _is_allowed(self, region: Region) -> bool:
         try:
-            is_same = type(self.module(region.key)).__name__ == self._step.module_class[region.key]
             writers = outer_writers(self._step, region) or set()
+            if not all(map(self._is_of_model, (region.key, *writers))):
+                return False
+            is_same = type(self.module(region.key)).__name__ == self._step.module_class[region.key]
             return is_same and all(isinstance(self.module(writer), _BATCH_NORMS) for writer in writers)
         except AttributeError as error:
             pass_on(error)
