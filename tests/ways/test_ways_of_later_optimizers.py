@@ -188,6 +188,22 @@ def test_an_optimizer_that_no_variable_leads_to_is_changed_where_the_program_mak
     assert record(_HOOK, way.lines).peak_bytes == pytest.approx(way.peak_bytes, rel=_LARGEST_ERROR_RATIO)
 
 
+@pytest.mark.words
+def test_the_code_for_modules_and_for_such_an_optimizer_names_a_place_for_each(record):
+    """The lines of a checkpoint belong before the training, where the optimizer does not exist yet."""
+    blocks = (
+        "nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)])"
+    )
+    script = _HOOK.replace("nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])", blocks)
+    ways = record(script.replace("torch.randn(4, 256)", "torch.randn(192, 64)")).ways
+    (lines,) = ways["lines"][ways["kind"] == "checkpoint + step_in_backward"]
+    place, *comments = [line for line in lines.splitlines() if line.startswith("#")]
+    (about_optimizer,) = (comment for comment in comments if "stands for your optimizer" in comment)
+    assert "before the training loop" in place
+    assert "put the lines that use it into" in about_optimizer
+    assert "configure" in about_optimizer
+
+
 _MANY = """
 import torch
 from torch import nn

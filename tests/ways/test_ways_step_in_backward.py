@@ -20,24 +20,32 @@ from memwatch.way_lines import LINES
 class _Training:
     """A wide model with a small batch, whose gradients are a large part of the peak."""
 
-    def __init__(self, make_optimizer, *, micro_batches=1, clips=False, set_to_none=True):
+    def __init__(
+        self, make_optimizer, *, micro_batches=1, clips=False, set_to_none=True, in_closure=False, samples=8
+    ):
         torch.manual_seed(0)
         gc.collect()
         self.model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.ReLU()) for _ in range(6)))
         self.model[5][0].weight = self.model[0][0].weight  # one gradient of two nodes
         self.optimizer = make_optimizer(self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
-        self._x, self._micro_batches = torch.randn(8, 128), micro_batches
-        self._clips, self._set_to_none = clips, set_to_none
+        self._x, self._micro_batches = torch.randn(samples, 128), micro_batches
+        self._clips, self._set_to_none, self._in_closure = clips, set_to_none, in_closure
 
     def step(self):
+        if self._in_closure:
+            self.optimizer.step(self._backward)
+        else:
+            self._backward()
+            self.optimizer.step()
+        self.scheduler.step()
+
+    def _backward(self):
         self.optimizer.zero_grad(set_to_none=self._set_to_none)
         for _ in range(self._micro_batches):
             functional.mse_loss(self.model(self._x), self._x).backward()
         if self._clips:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.scheduler.step()
 
 
 def _recorded(training, warmup=1):
@@ -81,6 +89,22 @@ def test_it_gives_the_promised_peak_and_the_same_bits(make_optimizer, warmup):
     before, after = (each.optimizer.state_dict()["state"] for each in (plain, changed))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[0][key], after[0][key]) for key in before[0])
+
+
+@pytest.mark.parametrize("kind", ["step_in_backward", "fused + step_in_backward"])
+def test_the_forward_in_the_closure_of_a_step_makes_no_temporaries_of_the_step(kind):
+    """Lightning runs forward and backward in such a closure, and they need all their memory."""
+    ways = _recorded(_Training(_adam, in_closure=True)).ways
+    (way,) = ways[ways["kind"] == kind].itertuples()
+    changed = _Training(_adam, in_closure=True)
+    run_lines(way.lines, training=changed)
+    assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.01)
+
+
+def test_a_step_in_the_backward_spares_no_activations_of_a_closure():
+    """With a large batch the forward makes the peak, and no change of the optimizer's temporaries lowers it."""
+    ways = _recorded(_Training(_adam, in_closure=True, samples=512)).ways
+    assert not ways["kind"].str.contains("step_in_backward").any()
 
 
 def test_with_lists_of_tensors_the_temporaries_of_one_parameter_are_an_estimate():

@@ -784,7 +784,12 @@ class _Search:
         makers = [*filter(None, expressions.get("made_in", []))]
         if replaced == [_OPTIMIZER] and makers and not changes_modules:
             place = words.PLACE_OF_OPTIMIZER.format(function=makers[0])
-        return "\n".join([place, *(words.STANDS_FOR.format(word=word) for word in replaced), ""])
+        comments = [words.STANDS_FOR.format(word=word) for word in replaced]
+        if (
+            _OPTIMIZER in replaced and makers and changes_modules
+        ):  # the function has no variable for the modules
+            comments[replaced.index(_OPTIMIZER)] = words.MADE_IN.format(function=makers[0])
+        return "\n".join([place, *comments, ""])
 
 
 def _as_expression(names: list[str]) -> str:

@@ -208,6 +208,7 @@ def _parts(
         parameter_of: the parameter of each gradient.
     """
     steps, allocations = facts.capture.tables["steps"], facts.allocations
+    phase = facts.capture.tables["ops"]["phase"]
     made_by = Grouped(allocations.op)
     is_step = np.array([facts.strings[name] in _ONE_BY_ONE for name in steps["name"].tolist()], dtype=bool)
     spans = list(zip(steps["op"][is_step].tolist(), steps["end_op"][is_step].tolist(), strict=True))
@@ -235,7 +236,8 @@ def _parts(
         bounds = np.unique(first_op).tolist()
         for number, (begin, until) in enumerate(pairwise([start, *bounds[1:], end])):
             made = made_by.within(begin, until)
-            made = made[allocations.counted[made]]
+            # a step with a closure runs the forward and the backward, which allocate as before
+            made = made[allocations.counted[made] & (phase[allocations.op[made]] == OPTIMIZER)]
             death = allocations.death_event[made]
             stays = (death == NONE) | (death >= over)
             found.append(
