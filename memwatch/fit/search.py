@@ -139,9 +139,8 @@ class Search:
         self._reasons: dict[Kind, str] = {}  # why a kind of way does not suit the program
         # modules that a checkpoint would change twice, by name: the class of the argument, or the name of the attribute
         self._changed_arguments: dict[str, str] = {}
-        self._step_left_out = (
-            words.NOT_RECORDED
-        )  # why no recording simulates a step in the backward; "" if one does
+        # why no recording simulates a step in the backward; "" if one does
+        self._step_left_out = words.NOT_RECORDED
         self._grown_lists: dict[str, str] = {}
         self._changed_attributes: dict[str, str] = {}
         self._trial, self._limit_bytes, self._kinds = trial, limit_bytes, kinds

@@ -785,9 +785,8 @@ class _Search:
         if replaced == [_OPTIMIZER] and makers and not changes_modules:
             place = words.PLACE_OF_OPTIMIZER.format(function=makers[0])
         comments = [words.STANDS_FOR.format(word=word) for word in replaced]
-        if (
-            _OPTIMIZER in replaced and makers and changes_modules
-        ):  # the function has no variable for the modules
+        if _OPTIMIZER in replaced and makers and changes_modules:
+            # the function that makes the optimizer has no variable for the modules
             comments[replaced.index(_OPTIMIZER)] = words.MADE_IN.format(function=makers[0])
         return "\n".join([place, *comments, ""])
 

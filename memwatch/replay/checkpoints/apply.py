@@ -128,9 +128,8 @@ def apply_step(
     check = _Check(FirstPass(_WHAT, step.device, applied.undo), choice.pass_bytes)
     check.first_pass.strict = strict
     keys = list(dict.fromkeys(region.key for region in choice.regions))
-    if len({*map(names.name, keys)}) < len(
-        keys
-    ):  # memwatch found no variables of two models, so they have no names
+    if len({*map(names.name, keys)}) < len(keys):
+        # memwatch found no variables of two models, so they have no names
         raise MemwatchError(_SEVERAL_MODELS)
     for key in keys:
         module = names.module(key)
@@ -176,9 +175,8 @@ class _Names:
             for name, module in self._model.named_modules()
         }
         below: dict[tuple[str, ...], int] = {}  # the number of modules below each path, with the path itself
-        alike: dict[
-            tuple[str, ...], int
-        ] = {}  # how many of them are like the module of this name in the model
+        # how many of them are like the module of this name in the model
+        alike: dict[tuple[str, ...], int] = {}
         for path, name in classes.items():
             for length in range(1, len(path) + 1):
                 root = path[:length]
