@@ -125,7 +125,10 @@ PLACE: Final = "# before the training loop"
 PLACE_AT_TOP: Final = "# at the top of the file that computes the loss"
 PLACE_IN: Final = "# in {function}, before the training loop"
 PLACE_OF_OPTIMIZER: Final = "# in {function}, after it makes your optimizer"
-MADE_IN: Final = "# optimizer stands for your optimizer: put the lines that use it into {function}, after it makes your optimizer"
+MADE_IN: Final = (
+    "# optimizer stands for your optimizer: put the lines that use it into {function}, "
+    "after it makes your optimizer"
+)
 STANDS_FOR: Final = "# {word} stands for your {word}"
 LINES_ELSEWHERE: Final = "The code has {count:,} lines: memwatch report shows it (in Python: prof.ways)"
 """In place of the code, where it is much longer than a screen."""
