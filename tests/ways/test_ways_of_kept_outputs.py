@@ -149,3 +149,49 @@ def test_a_metric_that_moves_into_the_function_takes_no_more_than_predicted(trai
     assert len(found)
     for way in found.itertuples():
         assert training.peak(way.lines) <= way.peak_bytes * (1 + _LARGEST_ERROR_RATIO)
+
+
+class _Evaluating:
+    """Evaluates the model on the very batch of each step, before the step, and joins the outputs of some calls."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def peak(self, lines=""):
+        return self.recorded(lines).peak_bytes
+
+    def recorded(self, lines=""):
+        gc.collect()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(_WIDTH, _CLASSES), nn.Tanh(), nn.Linear(_CLASSES, _WIDTH))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        in_parts = run_lines(lines).get("backward_in_parts")
+
+        def loss_of(x, targets):
+            return functional.mse_loss(model(x), targets)
+
+        with memwatch.profile(holders=False) as prof:
+            for _ in range(_STEPS):
+                x, targets = torch.randn(_BATCH, _WIDTH), torch.randn(_BATCH, _WIDTH)
+                with torch.no_grad():
+                    outputs = torch.cat([model(x) for _ in range(self.calls)])
+                    assert outputs.square().mean().item() > 0
+                del outputs
+                optimizer.zero_grad()
+                if in_parts:
+                    in_parts(loss_of, x, targets)
+                else:
+                    loss_of(x, targets).backward()
+                optimizer.step()
+        return prof
+
+
+@pytest.mark.parametrize("calls", [3, 8])
+def test_an_evaluation_on_the_batch_of_the_step_stays_whole(calls):
+    """It reads the same tensor as the training, but no result of the training, and the training reads none of it."""
+    training = _Evaluating(calls)
+    ways = training.recorded().ways
+    ways = ways[ways["kind"] == "micro_batches"]
+    assert ways.empty == (calls == 8)  # then the evaluation makes the peak
+    for way in ways.itertuples():
+        assert training.peak(way.lines) == pytest.approx(way.peak_bytes, rel=_LARGEST_ERROR_RATIO)

@@ -386,7 +386,8 @@ def _ops_of_parts(facts: Facts, window: range) -> NDArray[np.bool_]:
     - The op's results reach such an op, as those of a teacher do.
     - The op reads results of such an op, as a metric does, or its inputs, such as the number of valid targets.
 
-    An evaluation before the forward is not connected: it shares only parameters and buffers with the training. In a
+    An evaluation is not connected. It shares parameters and buffers with the training, and may share the batch. So the
+    ops of an outermost call of a module count as readers of an input only if another rule connects one of them. In a
     stretch without a backward, no op is connected.
     """
     uses, phase = facts.capture.tables["uses"], facts.capture.tables["ops"]["phase"]
@@ -402,12 +403,15 @@ def _ops_of_parts(facts: Facts, window: range) -> NDArray[np.bool_]:
             continue
         is_connected = in_backward.copy()
         is_connected[maker[maker != NONE]] = True
+        is_read_alone = _are_of_separate_calls(facts, stretch, is_connected, is_changed, lasting)
         trained: set[int] = set()
         for op in stretch:
             if is_connected[op] and not in_backward[op]:
                 rows = uses_by_op.within(op, op + 1)
                 trained.update(each for each in storage[rows[~is_output[rows]]].tolist() if not lasting[each])
         for op in stretch:
+            if is_read_alone[op]:
+                continue
             rows = uses_by_op.within(op, op + 1)
             is_connected[op] |= not trained.isdisjoint(storage[rows[~is_output[rows]]].tolist())
             if is_connected[op]:
@@ -419,6 +423,52 @@ def _ops_of_parts(facts: Facts, window: range) -> NDArray[np.bool_]:
             if is_connected[op]:
                 needed.update(each for each in storage[rows[~is_output[rows]]].tolist() if not lasting[each])
         found[stretch.start : stretch.stop] = is_connected[stretch.start : stretch.stop]
+    return found
+
+
+def _are_of_separate_calls(
+    facts: Facts,
+    stretch: range,
+    is_connected: NDArray[np.bool_],
+    is_changed: NDArray[np.bool_],
+    lasting: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Return for each op whether its outermost call of a module has nothing to do with the training in a stretch.
+
+    In such a call, no op is connected, reads a result of a connected op, or makes a value that reaches one.
+
+    Args:
+        facts: the facts of the capture.
+        stretch: the ops.
+        is_connected: for each op of the recording, whether a backward runs through it.
+        is_changed: for each row of the table `uses`, whether the op makes or writes the storage.
+        lasting: for each storage, whether it outlives an iteration, as parameters do.
+    """
+    uses, calls = facts.capture.tables["uses"], facts.capture.tables["calls"]
+    uses_by_op, storage = Grouped(uses["op"]), uses["storage"]
+    given, made = [], []
+    for op in stretch:
+        rows = uses_by_op.within(op, op + 1)
+        given.append({each for each in storage[rows[~is_changed[rows]]].tolist() if not lasting[each]})
+        made.append({each for each in storage[rows[is_changed[rows]]].tolist() if not lasting[each]})
+    is_related = is_connected.copy()
+    results: set[int] = set()
+    for op, read, changed in zip(stretch, given, made, strict=True):
+        is_related[op] |= not results.isdisjoint(read | changed)
+        if is_related[op]:
+            results |= changed
+    needed: set[int] = set()
+    for op, read, changed in reversed([*zip(stretch, given, made, strict=True)]):
+        is_related[op] |= not needed.isdisjoint(changed)
+        if is_related[op]:
+            needed |= read
+    related_before = np.concatenate([[0], np.cumsum(is_related)])
+    found = np.zeros(len(is_connected), dtype=bool)
+    is_outermost = calls["depth"] == 0
+    for start, end in zip(
+        calls["start_op"][is_outermost].tolist(), calls["end_op"][is_outermost].tolist(), strict=True
+    ):
+        found[start:end] = related_before[end] == related_before[start]
     return found
 
 
