@@ -31,8 +31,10 @@ del sys.argv[0]
 exec(compile(pathlib.Path(sys.argv[0]).read_text(), pathlib.Path(sys.argv[0]).absolute(), "exec"))
 """,
     "pytest": """
+import os
 import sys
 import pytest
+os.environ.pop("CI", None)  # with it, pytest does not shorten the last lines to the width of the screen
 sys.exit(pytest.main([*sys.argv[1:], "-p", "no:cacheprovider"]))
 """,
 }
