@@ -117,9 +117,8 @@ class DerivedTables:
     @cached_property
     def findings(self) -> Findings:
         """The changes that would lower the peak."""
-        from memwatch.analysis.findings.search import (
-            Findings,
-        )  # many modules, which a live view does not need
+        # many modules, which a live view does not need
+        from memwatch.analysis.findings.search import Findings
 
         return Findings(self.facts, self._holders, self._saved_tensors)
 

@@ -82,9 +82,8 @@ def encoded(rows: IntArray) -> list[Chunk]:
     wide = [number for number, (low, high) in enumerate(spans) if _width(high - low) > 1]
     steps: dict[int, tuple[IntArray, tuple[int, int]]] = {}
     if wide:
-        differences = np.diff(
-            columns[wide], axis=1
-        )  # a difference may overflow, and the sum then overflows back
+        # a difference may overflow, and the sum then overflows back
+        differences = np.diff(columns[wide], axis=1)
         steps = dict(zip(wide, zip(differences, _spans(differences), strict=True), strict=True))
     return [
         _chunk(values, span, steps.get(number))

@@ -77,13 +77,11 @@ class WriteBeforeTermination:
         return number in self._signals and bool(_signal.getsignal(number) == self._terminated)
 
     def _terminated(self, number: int, _: Any) -> None:
-        if self._is_ours(
-            number
-        ):  # otherwise the program's handler called this one, and the program may go on
+        # if it is not ours any more, the program's own handler has called this one, and the program may go on
+        if self._is_ours(number):
+            # Python's handler in C writes this byte too, unless the program has taken the wakeup descriptor
             with suppress(OSError):
-                os.write(
-                    self._ask, bytes([number])
-                )  # as Python's, in case the program took the wakeup descriptor
+                os.write(self._ask, bytes([number]))
             # the program ends here, as without memwatch; if the write needs this thread, it goes on after a while
             threading.Event().wait(_PAUSE_S)
 
@@ -91,9 +89,8 @@ class WriteBeforeTermination:
         while arrived := os.read(self._asked, 64):
             for number in arrived:
                 if self._is_ours(number):
-                    OwnThread(
-                        target=self._write_and_tell, name="memwatch-termination-write", daemon=True
-                    ).start()
+                    name = "memwatch-termination-write"
+                    OwnThread(target=self._write_and_tell, name=name, daemon=True).start()
                     self._is_written.wait(_LONGEST_S)
                     _die(number)
         os.close(self._asked)

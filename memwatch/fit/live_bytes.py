@@ -124,9 +124,8 @@ class _Older:
 
     by_address: dict[int, int] = field(default_factory=dict)
     _deaths: list[tuple[int, int]] = field(default_factory=list)
-    _clock: Any = field(
-        default_factory=profiler.TickConverter
-    )  # made early, because it only converts later times
+    # made early, because it only converts later times
+    _clock: Any = field(default_factory=profiler.TickConverter)
     _watched: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -265,8 +265,9 @@ class Leak(ShownAsText):
         return f"<Leak: {self.headline()}>"
 
     def __str__(self) -> str:
-        is_kept_node = self.kind is LeakKind.GRAPH and self.site is None
-        made = [self._made_at_line] * (self.kind is not LeakKind.HOOKS and not is_kept_node)
+        # nodes that a container keeps have no line, and "unknown line" would say nothing
+        has_no_line = self.kind is LeakKind.GRAPH and self.site is None
+        made = [self._made_at_line] * (self.kind is not LeakKind.HOOKS and not has_no_line)
         if self.hook:
             made.append(words.HOOK_LINE.format(hook=self.hook))
         if self.kind is LeakKind.HOOKS and self.nbytes:

@@ -136,9 +136,8 @@ def memwatch_backend(
         )(module, inputs)
     if graph.joint is None or not keeper.has_budget:
         return graph.run
-    graph.run = _undo_disable(
-        graph.run
-    )  # dynamo skips `run`, which calls it, so the wrapper would only cost time
+    # dynamo skips `run`, which calls it, so the wrapper would only cost time
+    graph.run = _undo_disable(graph.run)
 
     def run(*args: Any) -> Any:
         if known.uncovered is not None:

@@ -244,9 +244,8 @@ class Executor:
 
         positional = replace(call.positional, build)
         keyword = {name: replace(value, build) for name, value in call.keyword.items()}
-        dispatch.set_grad_enabled(
-            call.grad
-        )  # no autograd graph is built, but some kernels read the grad mode
+        # no autograd graph is built, but some kernels read the grad mode
+        dispatch.set_grad_enabled(call.grad)
         try:
             return overload(*positional, **keyword)
         except Exception as error:

@@ -259,9 +259,8 @@ def _devices(reading: DeviceReading) -> list[dict[str, Any]]:
 def _peak(at: PeakInstant, hide: Callable[[str], str], *, source: bool, has_times: bool) -> dict[str, Any]:
     when = f", {format_duration(at.time_ns)} after the start" if has_times and at.is_any else ""
     whole = hide(str(at))
-    short = (
-        hide(at.short()) if source else whole
-    )  # `hide` finds whole paths only, so it would miss a shortened one
+    # `hide` finds whole paths only, so it would miss a shortened one
+    short = hide(at.short()) if source else whole
     return {
         "event": at.event,
         "time_ns": at.time_ns,
